@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.diff_noise import neighbours, record
-from converters.analyses.findings import find_causes
-from converters.analyses.findings.facts import gather_facts
-from converters.analyses.machine import compute_machine
+from llamacpp_instr.converters.analyses.findings import find_causes
+from llamacpp_instr.converters.analyses.findings.facts import gather_facts
+from llamacpp_instr.converters.analyses.machine import compute_machine
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
 

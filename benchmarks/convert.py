@@ -30,16 +30,16 @@ from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 from benchmarks.long_log import write_long_log
 from benchmarks.ratios import median_ratio
 from benchmarks.shaped_model import LLAMA_100M, write_model
-from converters.exports.perfetto import Options, write_perfetto
-from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.schema import Graph, Ops, Plan
+from llamacpp_instr.log.schema import Graph, Ops, Plan
 
 PAIRS = 7
 PEER_COMPUTES = 40
 CONVERT = """
 import resource, sys
-from converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.reader import read_events
 with open("/dev/null", "wb") as out:
     written = write_perfetto(read_events(sys.argv[1]), out, Options())

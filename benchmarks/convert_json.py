@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.convert import cpu
 from benchmarks.long_log import write_long_log
 from benchmarks.ratios import median_ratio
-from converters.exports.chrome import write_chrome
+from llamacpp_instr.converters.exports.chrome import write_chrome
 from llamacpp_instr.log.reader import read_events
 
 PAIRS = 15

@@ -20,9 +20,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from converters.analyses.diff import compute_diff
-from converters.analyses.diff.rows import Diff
-from llamacpp_instr.errors import InstrError
+from llamacpp_instr.base.errors import InstrError
+from llamacpp_instr.converters.analyses.diff import compute_diff
+from llamacpp_instr.converters.analyses.diff.rows import Diff
 from llamacpp_instr.log.session import Session, load_session
 
 

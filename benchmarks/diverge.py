@@ -29,7 +29,7 @@ from benchmarks.shaped_model import Shape, write_model
 from llamacpp_instr.diverge.follow import Comparison
 from llamacpp_instr.diverge.run import DivergeOptions, Pair, opened_pair, that_differ
 from llamacpp_instr.diverge.shares import measure_shares
-from llamacpp_instr.llama.engine import Context
+from llamacpp_instr.llama.engine import ModelContext
 from llamacpp_instr.model.file import load_model_file
 
 LLAMA_1B = Shape(layers=16, width=2048, heads=32, kv_heads=8, feed_forward=8192, vocabulary=32000)
@@ -116,7 +116,7 @@ def measure_mixtures(a: str, b: str) -> None:
 def _run_both(pair: Pair) -> None:
     with ExitStack() as stack:
         for model in pair.models:
-            context = stack.enter_context(Context(model, pair.choice))
+            context = stack.enter_context(ModelContext(model, pair.choice))
             for chunk in pair.chunks:
                 context.decode(chunk, all_logits=True)
 

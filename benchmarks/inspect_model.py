@@ -23,7 +23,7 @@ from pathlib import Path
 import gguf
 
 from benchmarks.ratios import median_ratio
-from converters.analyses.inspect import compute_inspection, compute_tensors
+from llamacpp_instr.converters.analyses.inspect import compute_inspection, compute_tensors
 from llamacpp_instr.model.file import load_model_file
 
 PAIRS = 5

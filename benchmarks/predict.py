@@ -25,19 +25,19 @@ from typing import Any
 import numpy as np
 from scipy.stats import quantile_test
 
-from llamacpp_instr.graph.kernels import plan_kernels
+from llamacpp_instr.lab.quantize.plan import QuantizeOptions
+from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
+from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.memory.dry_graph import UbatchShape
 from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.prediction.probe.file import Probe, read_probe
 from llamacpp_instr.prediction.random_model import Shape, write_random_layers
 from llamacpp_instr.prediction.recorded import Run, record_runs
 from llamacpp_instr.prediction.retyped import write_retyped
 from llamacpp_instr.prediction.samples import Floats, Sample, samples
 from llamacpp_instr.prediction.steps import PlannedStep, planned_steps
-from llamacpp_instr.probe.file import Probe, read_probe
-from llamacpp_instr.quantize.plan import QuantizeOptions
-from llamacpp_instr.quantize.runner import Quantizer
+from llamacpp_instr.recording.memory.dry_graph import UbatchShape
 
 SHAPES = {
     "100 M": (Shape(768, 2048, 12, 4, 16000), 10),

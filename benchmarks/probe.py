@@ -13,8 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from llamacpp_instr.probe.ggml import Ggml, fastest_ns
-from llamacpp_instr.probe.measure import MIB, SECONDS, bandwidth
+from llamacpp_instr.prediction.probe.ggml import Ggml, fastest_ns
+from llamacpp_instr.prediction.probe.measure import MIB, SECONDS, bandwidth
 
 SIZES = (16, 64, 256)
 """MiB; numpy's calls cost too much for less"""

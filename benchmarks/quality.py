@@ -33,11 +33,11 @@ import numpy.typing as npt
 from gguf.quants import dequantize
 
 from benchmarks.ratios import median_ratio
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.error import WeightError
 from llamacpp_instr.llama.native import load
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType
-from llamacpp_instr.weights.compare import compute_weight_errors
-from llamacpp_instr.weights.error import WeightError
 
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 ROW = 4096

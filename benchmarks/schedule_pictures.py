@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.shaped_model import LLAMA_1B_BLOCK, write_model
-from converters.scheduling.engines import equal_engines
-from converters.scheduling.from_log import recorded_graph
-from converters.scheduling.policies import schedule_list
-from converters.scheduling.report import gantt_chart
-from converters.scheduling.split import Split, divide, part_shapes
-from llamacpp_instr.build.cache import cache_dir
+from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.converters.scheduling.engines import equal_engines
+from llamacpp_instr.converters.scheduling.from_log import recorded_graph
+from llamacpp_instr.converters.scheduling.policies import schedule_list
+from llamacpp_instr.converters.scheduling.report import gantt_chart
+from llamacpp_instr.converters.scheduling.split import Split, divide, part_shapes
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.probe.parts import time_parts
+from llamacpp_instr.prediction.probe.parts import time_parts
 from tests.kit.native_kit import ROOT
 
 PAST = "Once upon a time, I "

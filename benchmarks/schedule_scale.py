@@ -16,10 +16,10 @@ import time
 
 import numpy as np
 
-from converters.scheduling.bounds import compute_bounds
-from converters.scheduling.engines import EngineKind, Engines, equal_engines
-from converters.scheduling.policies import schedule_list
-from converters.scheduling.tasks import Label, Tasks
+from llamacpp_instr.converters.scheduling.bounds import compute_bounds
+from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
+from llamacpp_instr.converters.scheduling.policies import schedule_list
+from llamacpp_instr.converters.scheduling.tasks import Label, Tasks
 
 ENGINES = {
     "8 equal engines": equal_engines(8),

@@ -23,17 +23,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.shaped_model import LLAMA_1B_BLOCK, Shape, write_model
-from converters.analyses.noise import Ratio, compare, median_of_group
-from converters.scheduling.engines import EngineKind, Engines
-from converters.scheduling.from_log import Recorded, recorded_graph
-from converters.scheduling.policies import schedule_program
-from converters.scheduling.schedule import costs_of
-from converters.scheduling.split import Divided, divide
-from converters.scheduling.tasks import Tasks
-from llamacpp_instr.build.cache import cache_dir
+from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.converters.analyses.noise import Ratio, compare, median_of_group
+from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines
+from llamacpp_instr.converters.scheduling.from_log import Recorded, recorded_graph
+from llamacpp_instr.converters.scheduling.policies import schedule_program
+from llamacpp_instr.converters.scheduling.schedule import costs_of
+from llamacpp_instr.converters.scheduling.split import Divided, divide
+from llamacpp_instr.converters.scheduling.tasks import Tasks
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.probe.ggml import Ggml
-from llamacpp_instr.probe.measure import bandwidth, barriers
+from llamacpp_instr.prediction.probe.ggml import Ggml
+from llamacpp_instr.prediction.probe.measure import bandwidth, barriers
 
 INNER_BARRIER = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT"})
 """kernels in which the threads wait for each other once: ggml-cpu.c, ops.cpp"""

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import msgspec
 
-from llamacpp_instr.extras import need
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.log.batches import Batches
-from llamacpp_instr.schema import StepBegin, Token
+from llamacpp_instr.log.schema import StepBegin, Token
 
 ROOT = Path(__file__).parent.parent
 RECORDED = ROOT / "tests" / "fixtures" / "demo-verbose.log"
@@ -86,7 +86,7 @@ def measure(what: str, log: Path) -> dict[str, float]:
 
 
 def by_tables(log: Path) -> dict[str, float]:
-    from converters.exports.tables import tables_of
+    from llamacpp_instr.converters.exports.tables import tables_of
     from llamacpp_instr.log.reader import read_events
     from llamacpp_instr.log.session import load_session
 
@@ -108,8 +108,8 @@ def by_tables(log: Path) -> dict[str, float]:
 
 
 def by_parquet(log: Path) -> dict[str, float]:
-    from converters.exports.table_files import write_parquet
-    from converters.exports.tables import stream_tables
+    from llamacpp_instr.converters.exports.table_files import write_parquet
+    from llamacpp_instr.converters.exports.tables import stream_tables
 
     need("parquet")
     begin = time.process_time()

@@ -10,28 +10,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converters.analyses.diff import compute_diff
-from converters.analyses.findings import find_causes
-from converters.analyses.findings.facts import Finding, gather_facts
-from converters.analyses.page import compute_page
-from converters.analyses.summary import compute_summary
-from converters.report.charts import import_matplotlib, missing_note
-from converters.report.page import render_page, render_part
-from converters.report.report import Report
-from converters.report.text import render_text
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.output import check_not_input, open_output
+from llamacpp_instr.base.progress import progress_bar
+from llamacpp_instr.base.terminal import counted, printable
+from llamacpp_instr.converters.analyses.diff import compute_diff
+from llamacpp_instr.converters.analyses.findings import find_causes
+from llamacpp_instr.converters.analyses.findings.facts import Finding, gather_facts
+from llamacpp_instr.converters.analyses.page import compute_page
+from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import Session, Table, load_session
 from llamacpp_instr.log.steps import PHASES, counted_steps
-from llamacpp_instr.output import check_not_input, open_output
-from llamacpp_instr.probe.file import Probe, known_probe
-from llamacpp_instr.progress import progress_bar
-from llamacpp_instr.terminal import counted, printable
+from llamacpp_instr.prediction.probe.file import Probe, known_probe
+from llamacpp_instr.report.charts import import_matplotlib, missing_note
+from llamacpp_instr.report.page import render_page, render_part
+from llamacpp_instr.report.report import Report
+from llamacpp_instr.report.text import render_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from converters.exports.tables import Tables
+    from llamacpp_instr.converters.exports.tables import Tables
 
 
 def load(path: str | Path, *parts: str | Path, lenient: bool = False) -> LoadedLog:
@@ -73,14 +73,14 @@ class LoadedLog:
     @cached_property
     def tables(self) -> Tables:
         """The DataFrames of the session; `help(log.tables)` describes their columns."""
-        from converters.exports.tables import tables_of
+        from llamacpp_instr.converters.exports.tables import tables_of
 
         return tables_of(self._session)
 
     @cached_property
     def requests(self) -> pd.DataFrame:
         """`tables.requests`: a row for each request."""
-        from converters.exports.tables import requests_of
+        from llamacpp_instr.converters.exports.tables import requests_of
 
         return requests_of(self._session)
 

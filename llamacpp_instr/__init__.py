@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from converters.notebook import load as load
+    from llamacpp_instr.converters.notebook import load as load
     from llamacpp_instr.debugger.api import debug as debug
     from llamacpp_instr.log.reader import read_events as read_events
     from llamacpp_instr.log.session import load_session as load_session
@@ -17,7 +17,7 @@ __all__ = ["__version__", "debug", "load", "load_session", "read_events", "recor
 
 _MODULES = {
     "debug": "llamacpp_instr.debugger.api",
-    "load": "converters.notebook",
+    "load": "llamacpp_instr.converters.notebook",
     "load_session": "llamacpp_instr.log.session",
     "read_events": "llamacpp_instr.log.reader",
     "record": "llamacpp_instr.recording.session",

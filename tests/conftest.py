@@ -17,8 +17,8 @@ from typing import Any
 import click
 import pytest
 
-from llamacpp_instr.build import wheel as build
 from llamacpp_instr.cli import main
+from llamacpp_instr.llama.build import wheel as build
 from llamacpp_instr.model.find import demo_model as find_demo_model
 from tests.kit import sdist_kit, tiny_models
 from tests.kit.nursery import Nursery, start_nursery

@@ -1,4 +1,4 @@
-"""The folders of docs/architecture.md, and which of them may import which."""
+"""The rooms of docs/architecture.md, and which of them may import which."""
 
 from __future__ import annotations
 
@@ -9,57 +9,45 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-OURS = ("llamacpp_instr", "converters")
+PACKAGES = {"llamacpp_instr": "llamacpp_instr", "converters": "llamacpp_instr.converters"}
+"""folder -> its importable name; a link in `llamacpp_instr` leads to the second one"""
 
-# Each folder, with those that it may import. All folders may import the modules beside the folders
-# of llamacpp_instr (the floor).
+# Each room, with those that it may import. All may import `base`.
 BELOW: dict[str, set[str]] = {
-    "graph": {"model"},
+    "base": set(),
     "model": set(),
-    "log": {"graph"},
+    "report": set(),
+    "log": {"model"},
     "llama": {"model"},
-    "recording": {"llama"},
-    "build": {"llama"},
-    "memory": {"llama", "model", "recording"},
-    "probe": {"build", "llama", "model"},
-    "quantize": {"llama", "model"},
-    "importer": {"build", "model"},
-    "prediction": {"graph", "llama", "log", "memory", "model", "probe", "quantize", "recording"},
-    "quality": {"llama", "memory", "model"},
-    "weights": {"llama", "model"},
-    "debugger": {"graph", "llama", "model", "recording", "weights"},
-    "debug_page": {"converters.serving", "converters.weights_view", "debugger"},
-    "validate": {
-        "converters.exports", "converters.report", "build", "debugger", "graph", "importer",
-        "llama", "model", "weights",
+    "recording": {"llama", "log", "model"},
+    "lab": {"llama", "log", "model", "recording", "report"},
+    "debugger": {"lab", "llama", "log", "model", "recording", "report"},
+    "prediction": {"lab", "llama", "log", "model", "recording"},
+    "diverge": {"debugger", "lab", "llama", "log", "model", "report"},
+    "run": {"debugger", "lab", "llama", "log", "model", "recording"},
+    "converters.exports": {"log", "model", "report"},
+    "converters.analyses": {"lab", "log", "model", "prediction", "recording", "report"},
+    "converters.validate": {
+        "converters.exports", "debugger", "lab", "llama", "log", "model", "report",
     },
-    "diverge": {
-        "converters.report", "debugger", "graph", "llama", "model", "quality",
-    },
-    "capturing": {
-        "converters.exports", "converters.flashinfer", "debugger", "graph", "llama", "log", "model",
-        "validate", "weights",
-    },
-    "run": {"debugger", "llama", "memory", "model", "quantize", "recording"},
-    "converters.report": set(),
-    "converters.exports": {"graph", "log", "model"},
-    "converters.flashinfer": {"converters.report", "graph", "log"},
-    "converters.scheduling": {"converters.exports", "converters.report", "graph", "log", "probe"},
-    "converters.serving": set(),
-    "converters.perfetto_ui": {"converters.serving"},
-    "converters.live": {"converters.report", "converters.serving", "graph", "log"},
-    "converters.weights_view": {"converters.serving", "model", "weights"},
-    "converters.analyses": {
-        "converters.report", "graph", "log", "memory", "model", "prediction", "probe", "quality",
-        "quantize", "weights",
-    },
-    "converters.fleet": {
-        "converters.analyses", "converters.exports", "converters.report", "graph", "log",
-    },
+    "converters.scheduling": {"converters.exports", "log", "prediction", "report"},
+    "converters.fleet": {"converters.analyses", "converters.exports", "log", "report"},
+    "converters.live": {"log", "report"},
     "converters.notebook": {
-        "converters.analyses", "converters.exports", "converters.report", "log", "probe",
+        "converters.analyses", "converters.exports", "log", "prediction", "report",
     },
 }  # fmt: skip
+
+# Of the folders inside a room only these are read by others: by the whole room, or by one of them.
+PARTS = {
+    "debugger.dap": "debugger.page",
+    "lab.weights": "lab.view",
+    "log.graph": "log",
+    "prediction.probe": "prediction",
+}
+
+LOWEST = {"lab.weights", "log.graph", "prediction.probe"}
+"""folders inside a room that read nothing of it"""
 
 # the public API and the entry point
 TOP: dict[str, set[str]] = {
@@ -68,10 +56,10 @@ TOP: dict[str, set[str]] = {
         "llamacpp_instr.log.reader",
         "llamacpp_instr.log.session",
         "llamacpp_instr.recording.session",
-        "converters.notebook",
+        "llamacpp_instr.converters.notebook",
     },
     "llamacpp_instr.__main__": {"llamacpp_instr", "llamacpp_instr.cli"},
-    "converters": set(),
+    "llamacpp_instr.converters": set(),
 }
 CLI_SHARED = {
     f"llamacpp_instr.cli.{name}"
@@ -79,7 +67,6 @@ CLI_SHARED = {
         "options",
         "debug_runs",
         "recording",
-        "live_range",
         "logs",
         "serving",
         "size_bound",
@@ -89,29 +76,33 @@ CLI_SHARED = {
 # Libraries that are slow to import or may be missing, and the modules that may import them.
 LIBRARIES: dict[str, str | tuple[str, ...]] = {
     "llama_cpp": "llamacpp_instr.llama.",
-    "distributed": "converters.fleet.on_dask",
-    "duckdb": "converters.fleet.",
-    "fsspec": "converters.fleet.sources",
-    "ortools": ("converters.scheduling.constraints", "converters.scheduling.optimum"),
-    "pandas": ("converters.exports.table", "converters.notebook"),
-    "perfetto": "converters.exports.perfetto.",
+    "distributed": "llamacpp_instr.converters.fleet.on_dask",
+    "duckdb": "llamacpp_instr.converters.fleet.",
+    "fsspec": "llamacpp_instr.converters.fleet.sources",
+    "ortools": (
+        "llamacpp_instr.converters.scheduling.constraints",
+        "llamacpp_instr.converters.scheduling.optimum",
+    ),
+    "pandas": ("llamacpp_instr.converters.exports.table", "llamacpp_instr.converters.notebook"),
+    "perfetto": "llamacpp_instr.converters.exports.perfetto.",
     # for files without a name: its directories outlive a process that is killed
-    "tempfile": ("llamacpp_instr.diverge.exchange", "llamacpp_instr.weights.export"),
+    "tempfile": ("llamacpp_instr.diverge.exchange", "llamacpp_instr.lab.weights.export"),
 }
 
 MAX_LINES = 400
 LONG: dict[str, str] = {
-    "llamacpp_instr/schema.py": "the one table of every event: splitting it would hide a half",
+    "llamacpp_instr/log/schema.py": "the one table of every event: splitting it would hide a half",
 }
 
 
 def modules() -> dict[str, Path]:
-    """Dotted name -> file, of both packages."""
+    """Dotted name -> file."""
     found: dict[str, Path] = {}
-    for package in OURS:
-        for path in sorted((REPOSITORY / package).rglob("*.py")):
-            parts = path.relative_to(REPOSITORY).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for folder, package in PACKAGES.items():
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            parts = path.relative_to(REPOSITORY / folder).with_suffix("").parts
+            parts = parts[:-1] if parts[-1] == "__init__" else parts
+            found.setdefault(".".join((package, *parts)), path)
     return found
 
 
@@ -139,13 +130,11 @@ def imports() -> dict[str, set[str]]:
 
 
 def room(name: str) -> str:
-    """The folder of a module: `log`, `converters.exports`, `cli`; empty for the floor."""
-    parts = name.split(".")
-    if parts[0] == "converters":
-        return ".".join(parts[:2])
-    folder = ".".join(parts[:2])
-    is_folder = folder in MODULES and MODULES[folder].name == "__init__.py" and len(parts) > 1
-    return parts[1] if is_folder else ""
+    """The folder of a module: `log`, `converters.exports`, `cli`; empty for the three of TOP."""
+    if name in TOP or name not in MODULES:
+        return ""
+    parts = name.split(".")[1:]
+    return ".".join(parts[: 2 if parts[0] == "converters" else 1])
 
 
 def allowed(name: str, other: str) -> bool:
@@ -153,16 +142,23 @@ def allowed(name: str, other: str) -> bool:
         return other in TOP[name]
     if (library := other.partition(".")[0]) in LIBRARIES:
         return name.startswith(LIBRARIES[library])
+    if other in TOP:
+        return other == "llamacpp_instr"  # for its version
     if room(name) == "cli":
-        # the only place where both sides meet; its modules share the frame and these two
+        # the only place where all rooms meet; its modules share these
         return room(other) != "cli" or other in CLI_SHARED
-    if room(other) == "":
-        return other not in TOP or other == "llamacpp_instr"  # for its version
-    if room(name) == room(other):
-        # an analysis or export may not import parts of another one
-        own, its = name.split(".")[:3], other.split(".")[:3]
-        return own == its or len(other.split(".")) == 3
-    return room(other) in BELOW.get(room(name), set())
+    if room(other) == "base":
+        return True
+    if room(name) == "recording" and room(other) == "log":
+        return other == "llamacpp_instr.log.schema"
+    if room(name) != room(other):
+        return room(other) in BELOW[room(name)]
+    at = room(name).count(".") + 2
+    own, its = name.split(".")[at:], other.split(".")[at:]
+    if f"{room(name)}.{own[0]}" in LOWEST and own[0] != its[0]:
+        return other == "llamacpp_instr.log.schema"
+    above = PARTS.get(f"{room(name)}.{its[0]}", "none")
+    return len(its) == 1 or own[0] == its[0] or name.startswith(f"llamacpp_instr.{above}.")
 
 
 def test_modules_import_only_what_is_below_them() -> None:
@@ -179,23 +175,43 @@ def test_no_imports_go_round() -> None:
 
 
 def test_every_folder_is_a_room() -> None:
-    assert {room(name) for name in MODULES} == {"", "cli", "converters", *BELOW}
+    assert {room(name) for name in MODULES} == {"", "cli", *BELOW}
+
+
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_the_same_table() -> None:
-    page = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(?:llamacpp_instr/)?([\w/]+)` \|.*\|([^|]*)\|$", page, re.M)
-    table = {name.replace("/", "."): set(re.findall(r"`(\w+)`", below)) for name, below in rows}
-    assert {name: below for name, below in table.items() if name in BELOW} == {
+    rows = re.findall(r"^\| `(?:llamacpp_instr/)?([\w/]+)` \| (.*) \|([^|]*)\|$", PAGE, re.M)
+    table = {name.replace("/", "."): (holds, below) for name, holds, below in rows}
+    assert {name: set(re.findall(r"`(\w+)`", table[name][1])) for name in BELOW} == {
         name: {other.removeprefix("converters.") for other in below}
         for name, below in BELOW.items()
     }
+    for name in (*BELOW, "cli"):
+        text = MODULES[f"llamacpp_instr.{name}"].read_text(encoding="utf-8")
+        docstring = ast.get_docstring(ast.parse(text)) or ""
+        assert docstring.partition("\n")[0] == f"{table[name][0]}.", name
+
+
+def test_the_drawing_has_each_room_above_what_it_imports() -> None:
+    lines = PAGE.partition("## Rooms")[2].split("```")[1].splitlines()[1:]
+    floor = {name: -number for number, line in enumerate(lines) for name in line.split()}
+    assert floor.keys() == {"cli", *(name.removeprefix("converters.") for name in BELOW)}
+    for name, below in BELOW.items():
+        for other in below:
+            assert floor[name.split(".")[-1]] > floor[other.split(".")[-1]], (name, other)
+
+
+READING = {"log", "report", *(name for name in BELOW if name.startswith("converters"))} - {
+    "converters.validate"
+}
 
 
 def test_reading_needs_no_native_library() -> None:
     """Neither directly nor through imported modules."""
     reached: set[str] = set()
-    todo = [name for name in MODULES if name.startswith("converters") or room(name) == "log"]
+    todo = [name for name in MODULES if room(name) in READING]
     while todo:
         name = todo.pop()
         if name not in reached:
@@ -212,31 +228,44 @@ def test_only_commands_that_write_tables_or_traces_load_their_libraries() -> Non
             if not name.startswith(folder) and any(other.startswith(folder) for other in others)
         }
 
-    assert importers("converters.exports.table") == {"to_parquet", "converters.notebook"}
-    assert importers("converters.exports.perfetto") == {
-        "run", "to_perfetto", "view", "converters.scheduling.trace",
+    assert importers("llamacpp_instr.converters.exports.table") == {
+        "to_parquet",
+        "llamacpp_instr.converters.notebook",
+    }
+    assert importers("llamacpp_instr.converters.exports.perfetto") == {
+        "run", "to_perfetto", "view", "llamacpp_instr.converters.scheduling.trace",
     }  # fmt: skip
 
 
 def test_the_rule_sees_what_it_has_to_see() -> None:
-    assert "llamacpp_instr.build.wheel" in imports()["llamacpp_instr.cli.build"], "in a function"
-    assert room("llamacpp_instr.errors") == room("llamacpp_instr") == ""
+    assert "llamacpp_instr.llama.build.wheel" in imports()["llamacpp_instr.cli.build"], (
+        "in a function"
+    )
+    assert room("llamacpp_instr.base.errors") == "base"
     assert room("llamacpp_instr.log.check.event") == "log"
-    assert not allowed("converters.exports.chrome", "converters.exports.perfetto.template")
-    assert not allowed("converters.exports.chrome", "llamacpp_instr.llama.native")
-    assert not allowed("llamacpp_instr.graph.ops", "llamacpp_instr.log.reader")
+    assert not allowed(
+        "llamacpp_instr.converters.exports.chrome",
+        "llamacpp_instr.converters.exports.perfetto.template",
+    )
+    assert not allowed("llamacpp_instr.converters.exports.chrome", "llamacpp_instr.llama.native")
+    assert not allowed("llamacpp_instr.log.graph.ops", "llamacpp_instr.log.reader")
     assert not allowed("llamacpp_instr.log.session", "llama_cpp")
     assert not allowed("llamacpp_instr.recording.session", "llamacpp_instr.log.reader")
     assert not allowed("llamacpp_instr.run.exec", "llamacpp_instr.cli")
-    assert not allowed("converters.perfetto_ui", "converters.exports.perfetto")
-    assert allowed("converters.exports.perfetto.stream", "converters.exports.perfetto.template")
-    assert allowed("converters.analyses.stats", "llamacpp_instr.model.file")
+    assert not allowed(
+        "llamacpp_instr.report.perfetto_ui", "llamacpp_instr.converters.exports.perfetto"
+    )
+    assert allowed(
+        "llamacpp_instr.converters.exports.perfetto.stream",
+        "llamacpp_instr.converters.exports.perfetto.template",
+    )
+    assert allowed("llamacpp_instr.converters.analyses.stats", "llamacpp_instr.model.file")
     assert allowed("llamacpp_instr.cli.summary", "llamacpp_instr.log.session")
 
 
 def test_files_fit_in_a_readers_head() -> None:
     long = {}
-    for directory in (*OURS, "tests", "tools", "benchmarks", "patches/src"):
+    for directory in (*PACKAGES, "tests", "tools", "benchmarks", "patches/src"):
         for path in sorted((REPOSITORY / directory).rglob("*")):
             if path.suffix not in {".py", ".c", ".cpp", ".h"} or "node_modules" in path.parts:
                 continue

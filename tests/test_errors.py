@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.build.source_tree import unpack_sdist
-from llamacpp_instr.build.wheel import _compiler_version
-from llamacpp_instr.errors import InstrError
+from llamacpp_instr.base.errors import InstrError
+from llamacpp_instr.lab.weights.measure import WeightReader
+from llamacpp_instr.llama.build.source_tree import unpack_sdist
+from llamacpp_instr.llama.build.wheel import _compiler_version
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.find import demo_model
-from llamacpp_instr.weights.measure import WeightReader
 
 
 def map_weights(path: Path) -> None:

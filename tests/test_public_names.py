@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import llamacpp_instr
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
 
 FIXTURE = Path(__file__).parent / "fixtures" / "demo-verbose.log"
 

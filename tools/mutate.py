@@ -39,9 +39,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # rooms whose figures users trust
 TRUSTED = (
     "converters/analyses", "converters/exports", "converters/fleet", "converters/live",
-    "converters/scheduling", "llamacpp_instr/graph", "llamacpp_instr/log",
-    "llamacpp_instr/memory", "llamacpp_instr/model", "llamacpp_instr/prediction",
-    "llamacpp_instr/quality", "llamacpp_instr/weights",
+    "converters/scheduling", "llamacpp_instr/log",
+    "llamacpp_instr/recording/memory", "llamacpp_instr/model", "llamacpp_instr/prediction",
+    "llamacpp_instr/lab/quality", "llamacpp_instr/lab/weights",
 )  # fmt: skip
 # of cosmic-ray's: what ends in a TypeError says little about a test
 CRUDE = re.compile(

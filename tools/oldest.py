@@ -26,7 +26,7 @@ def load_bounds(path: Path = PYPROJECT) -> dict[str, str]:
     project = path.read_text(encoding="utf-8").partition("[project]")[2].partition("\n[tool.")[0]
     bounds = {}
     for items in _LIST.finditer(re.sub(r"#.*", "", project)):
-        if items["name"] in ("hf", "keywords", "native", "peers", "test"):
+        if items["name"] in ("classifiers", "hf", "keywords", "native", "peers", "test"):
             continue
         for found in _REQUIREMENT.finditer(items["items"].replace("\n", " ")):
             bound = re.fullmatch(r">=([\d.]+)", found["bound"])

@@ -13,20 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.analyses.compare.candidate import Candidate
-from converters.analyses.compare.rows import Pair
-from converters.analyses.noise import Ratio
-from converters.analyses.stored_weights import stored_in_file
-from converters.report.charts import Chart, Point, scatter_size_error
+from llamacpp_instr.converters.analyses.compare.candidate import Candidate
+from llamacpp_instr.converters.analyses.compare.rows import Pair
+from llamacpp_instr.converters.analyses.noise import Ratio
+from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
+from llamacpp_instr.lab.quality.divergence import Outputs
+from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.error import Sums
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.quality.divergence import Outputs
-from llamacpp_instr.quality.logits import OutputOptions, compare_outputs
+from llamacpp_instr.report.charts import Chart, Point, scatter_size_error
+from llamacpp_instr.run.by_type import run_trials
 from llamacpp_instr.run.session import RunOptions
-from llamacpp_instr.run.turns import run_trials
-from llamacpp_instr.weights.compare import compute_weight_errors
-from llamacpp_instr.weights.error import Sums
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "quantization.md"

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.build.source_tree import sha256_of
-from llamacpp_instr.build.wheel import build_wheel
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.llama.build.source_tree import sha256_of
+from llamacpp_instr.llama.build.wheel import build_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"

@@ -1,7 +1,7 @@
 """The event schema as data: its structs with their fields, units and docstrings.
 
-Invariant: everything is read from `llamacpp_instr.schema`: types and defaults through msgspec, the
-strings below fields from the source, because Python does not keep them.
+Invariant: everything is read from `llamacpp_instr.log.schema`: types and defaults through msgspec,
+the strings below fields from the source, because Python does not keep them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from llamacpp_instr import schema
+from llamacpp_instr.log import schema
 
 
 @dataclass(frozen=True)

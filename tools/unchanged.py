@@ -9,11 +9,12 @@ cache once the command has exited with status 0.
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-from llamacpp_instr.build.cache import own_cache
+from llamacpp_instr.llama.build.cache import own_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,8 +26,9 @@ def digest_of(paths: list[str], command: list[str]) -> str:
     )
     digest = hashlib.sha256("\0".join(command).encode())
     for name in sorted(filter(None, listed.stdout.decode().split("\0"))):
-        content = hashlib.sha256((ROOT / name).read_bytes()).hexdigest()
-        digest.update(f"{name}\0{content}\0".encode())
+        path = ROOT / name
+        data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        digest.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\0".encode())
     return digest.hexdigest()
 
 

@@ -12,12 +12,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from converters.report.charts import import_matplotlib
-from converters.report.colors import norm_of
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import need
-from llamacpp_instr.terminal import printable
-from llamacpp_instr.weights.statistics import BlockStats, Grid
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.terminal import printable
+from llamacpp_instr.lab.weights.statistics import BlockStats, Grid
+from llamacpp_instr.report.charts import import_matplotlib
+from llamacpp_instr.report.colors import norm_of
 
 FORMS = ("png", "svg")
 LONGEST_NAME = 60

@@ -10,12 +10,12 @@ import math
 
 import numpy as np
 
-from converters.report.report import Cell, Column, Figures, Report, columns_of
+from llamacpp_instr.base.terminal import counted, printable
+from llamacpp_instr.lab.weights.blocks import OneBlock
+from llamacpp_instr.lab.weights.layout import LAYOUTS, CodeRange
+from llamacpp_instr.lab.weights.statistics import BlockStats, CodeCounts
 from llamacpp_instr.model.file import Weight
-from llamacpp_instr.terminal import counted, printable
-from llamacpp_instr.weights.blocks import OneBlock
-from llamacpp_instr.weights.layout import LAYOUTS, CodeRange
-from llamacpp_instr.weights.statistics import BlockStats, CodeCounts
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of
 
 FEW_LEVELS = 4
 MOST_CODES = 64

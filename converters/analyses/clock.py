@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.report.report import Cell, Column, Figures, Report, shown
-from llamacpp_instr.graph.kernels import untimed_backends
+from llamacpp_instr.log.graph.kernels import untimed_backends
 from llamacpp_instr.log.requests import Request
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
 
 Int64 = NDArray[np.int64]
 
@@ -114,7 +114,7 @@ def clock_report(clock: Clock, requests: Sequence[Request]) -> Report:
 
 
 def clock_sentences(report: Report, n_requests: int) -> list[list[Cell]]:
-    """The facts of `clock_report` that somebody waited for, as rows of an overview."""
+    """Wall-clock speed and latencies, from `clock_report`, as rows of an overview."""
     figures = report.figures
     rows: list[list[Cell]] = []
     total, n_tokens, rate = (figures[name][0] for name in ("time", "tokens", "tokens/s"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from converters.report.charts import Chart, Point, lines_by_layer, scatter_size_error
-from converters.report.report import shown
-from llamacpp_instr.weights.error import Sums, WeightError
+from llamacpp_instr.lab.weights.error import Sums, WeightError
+from llamacpp_instr.report.charts import Chart, Point, lines_by_layer, scatter_size_error
+from llamacpp_instr.report.report import shown
 
 MIB = 1 << 20
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.machine import DISTURBED, disturbed_steps, taken_in_all
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.terminal import counted
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.report.report import Cell, Column, Report, columns_of
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import steps_inside
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 
 Int64 = NDArray[np.int64]
 

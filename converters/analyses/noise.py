@@ -66,7 +66,7 @@ class Median:
 
 
 @dataclass(frozen=True)
-class Blocks:
+class SampleBlocks:
     """The block and the stratum of every sample, each counted from 0."""
 
     block: Int64
@@ -99,7 +99,7 @@ class Ratio:
         return "within noise" if self.high < self.value * TOO_NOISY else "too noisy to tell"
 
 
-def cut_blocks(run: Int64, n_blocks: int = BLOCKS) -> Blocks:
+def cut_blocks(run: Int64, n_blocks: int = BLOCKS) -> SampleBlocks:
     """The blocks of samples in order of time; `run` has each sample's run.
 
     Blocks are consecutive, of about equal length, and none spans two runs. If there are more than
@@ -116,7 +116,7 @@ def cut_blocks(run: Int64, n_blocks: int = BLOCKS) -> Blocks:
         block[inside] = n + part
         stratum[inside] = part if len(runs) >= 3 else 0
         n += parts
-    return Blocks(block, stratum)
+    return SampleBlocks(block, stratum)
 
 
 def _groups(names: Int64) -> list[Int64]:
@@ -126,14 +126,14 @@ def _groups(names: Int64) -> list[Int64]:
     return np.split(order, first[1:]) if len(names) else []
 
 
-def join_blocks(runs: Sequence[Int64]) -> Blocks:
+def join_blocks(runs: Sequence[Int64]) -> SampleBlocks:
     """The blocks of several sessions' samples, one session after the other; `runs` has the run of
     every sample by session. Runs do not span sessions."""
     numbered = [run + 1_000_000 * i for i, run in enumerate(runs)]
     return cut_blocks(np.concatenate([np.zeros(0, np.int64), *numbered]))
 
 
-def compute_medians(samples: Float64, blocks: Blocks, n_timed: Sequence[int]) -> list[Median]:
+def compute_medians(samples: Float64, blocks: SampleBlocks, n_timed: Sequence[int]) -> list[Median]:
     """The median of every row of `samples` (rows, samples) in ns; NaN means that a row lacks the
     sample. `n_timed` has the number of timed intervals in a row's sum."""
     medians: list[Median] = []

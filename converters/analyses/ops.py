@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from converters.report.report import BOUND, AtMost, Cell, Column, Report, columns_of
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.attention import Ubatch, attention_work, attentions
-from llamacpp_instr.graph.kernels import node_backends, node_work, weight_read
-from llamacpp_instr.graph.ops import VIEW_OPS, op_params, role_of
-from llamacpp_instr.graph.standard import OPSET, standard_operator
-from llamacpp_instr.graph.tensors import tensor
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.log.graph.attention import Ubatch, attention_work, attentions
+from llamacpp_instr.log.graph.kernels import node_backends, node_work, weight_read
+from llamacpp_instr.log.graph.ops import VIEW_OPS, op_params, role_of
+from llamacpp_instr.log.graph.standard import OPSET, standard_operator
+from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.schema import Graph, Nodes
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
-from llamacpp_instr.schema import Graph, Nodes
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Report, columns_of
 
 _UNSAID = (0, "UNDEFINED", "NONE")
 """values of parameters that ask for nothing"""

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from converters.report.report import Cell, Column, Report
-from llamacpp_instr.graph.timeline import PlanTimeline
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.log.graph.timeline import PlanTimeline
 from llamacpp_instr.prediction.model import Predicted
-from llamacpp_instr.probe.file import Probe
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.prediction.probe.file import Probe
+from llamacpp_instr.report.report import Cell, Column, Report
 
 Z95 = 1.96
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from converters.report.report import Cell, Column, Report, Unit
-from llamacpp_instr.probe.file import Probe
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.prediction.probe.file import Probe
+from llamacpp_instr.report.report import Cell, Column, Report, Unit
 
 BUSY = 0.5
 """load by core beyond which the figures are doubtful"""
@@ -16,7 +16,7 @@ def probe_reports(probe: Probe) -> list[Report]:
     """Memory, kernels and barriers, a column for each number of threads."""
     memory = _table(
         "Copying memory",
-        Column("of which", "bytes"),
+        Column("working set", "bytes"),
         {(b.bytes, b.threads): b.bytes_per_second for b in probe.bandwidth},
         "bytes_per_second",
     )

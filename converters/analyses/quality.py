@@ -10,14 +10,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from converters.report.charts import Chart, Point, scatter_size_error
-from converters.report.report import Cell, Column, Figures, Report, columns_of
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.lab.quality.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
 from llamacpp_instr.model.file import ModelFile
-from llamacpp_instr.quality.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.report.charts import Chart, Point, scatter_size_error
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of
 
 if TYPE_CHECKING:
-    from llamacpp_instr.weights.error import Sums
+    from llamacpp_instr.lab.weights.error import Sums
 
 MIB = 1 << 20
 

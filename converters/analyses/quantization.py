@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from converters.report.report import Cell, Column, Report, columns_of
-from llamacpp_instr.quantize.plan import QuantizationPlan, row_length
-from llamacpp_instr.terminal import counted, printable
+from llamacpp_instr.base.terminal import counted, printable
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, row_length
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 
 
 def quantization_reports(

@@ -1,4 +1,4 @@
-"""The requests of a session: how long somebody waited, and for what.
+"""The requests of a session: how long each took, and why.
 
 Invariant: times are from the arrival of a request, or from the begin of its first step if the log
 does not know the arrival. A request's parts (queue, its own steps, steps of others, the rest) add
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.report.report import Cell, Column, Figures, Report, shown
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
 
 TOP = 20
 """requests that are shown unless asked otherwise"""

@@ -13,14 +13,14 @@ from math import inf, prod
 
 import numpy as np
 
-from converters.analyses.probe import busy_note
-from converters.report.charts import Chart, Point, roofline_chart
-from converters.report.report import BOUND, AtMost, Cell, Column, Report, rate_of
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.probe import busy_note
+from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
-from llamacpp_instr.probe.file import Probe
+from llamacpp_instr.prediction.probe.file import Probe
+from llamacpp_instr.report.charts import Chart, Point, roofline_chart
+from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Report, rate_of
 
 DRAWN = 5
 """ops of a phase in the picture, those that took longest"""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from converters.report.report import Column, Report
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.report.report import Column, Report
 
 _CONTEXT = {
     "n_threads": "threads",

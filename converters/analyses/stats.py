@@ -17,8 +17,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.clock import untimed_note
-from converters.analyses.stats_keys import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.clock import untimed_note
+from llamacpp_instr.converters.analyses.stats_keys import (
     LEFT_OUT,
     OF_KERNEL,
     OF_STEP,
@@ -32,13 +34,20 @@ from converters.analyses.stats_keys import (
     step_values,
     where_of,
 )
-from converters.report.report import BOUND, Cell, Column, Report, Unit, columns_of, rate_of, shown
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import untimed_backends
-from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.log.graph.kernels import untimed_backends
+from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session, Table, Timed
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.report.report import (
+    BOUND,
+    Cell,
+    Column,
+    Report,
+    Unit,
+    columns_of,
+    rate_of,
+    shown,
+)
 
 Int64 = NDArray[np.int64]
 IN_ORDER: tuple[By, ...] = ("layer", "phase", "context")
@@ -329,7 +338,7 @@ def _median_rate(amounts: Int64, dur: Int64) -> float | None:
 
 
 def _rank(key: By, value: Cell) -> int:
-    """Where a row with this value stands; 0 for keys of which the slowest rows come first."""
+    """Where a row with this value stands; 0 for keys whose slowest rows come first."""
     if key == "phase":
         return PHASES.index(str(value))
     return int(value or 0) if key in IN_ORDER else 0

@@ -15,14 +15,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
-from llamacpp_instr.graph.ops import VIEW_OPS
-from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.log.graph.kernels import kernel_nodes, weight_read
+from llamacpp_instr.log.graph.ops import VIEW_OPS
+from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.model.file import role_of
-from llamacpp_instr.schema import Graph, Plan
 
 OfKernel = Literal["op", "layer", "block", "role", "tensor", "type"]
 OfStep = Literal["phase", "context", "sequence", "request", "mark"]

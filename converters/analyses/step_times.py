@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.machine import compute_machine
-from converters.analyses.noise import MIN_BLOCKS, Blocks, cut_blocks
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.machine import compute_machine
+from llamacpp_instr.converters.analyses.noise import MIN_BLOCKS, SampleBlocks, cut_blocks
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import counted_steps, steps_inside
 
@@ -61,7 +61,7 @@ class StepTimes:
         of_phase: NDArray[np.int64] = self.run[self.steps["phase"] == phase]
         return of_phase
 
-    def blocks(self, phase: str) -> Blocks:
+    def blocks(self, phase: str) -> SampleBlocks:
         return cut_blocks(self.runs(phase))
 
     def whole_steps(self, phase: str) -> Float64:

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.memory.breakdown import mapped_bytes
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.log.schema import Model
 from llamacpp_instr.model.file import ModelFile, NamedTensor, load_model_file
-from llamacpp_instr.schema import Model
+from llamacpp_instr.recording.memory.breakdown import mapped_bytes
 
 if TYPE_CHECKING:
     from llamacpp_instr.log.session import Session

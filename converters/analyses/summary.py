@@ -13,18 +13,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from converters.analyses.clock import clock_report, clock_sentences, untimed_note
-from converters.analyses.findings import compute_findings, gather_facts
-from converters.analyses.machine import Machine
-from converters.analyses.marks import compute_marks
-from converters.analyses.stats import op_table
-from converters.analyses.tree import beside, by_layer, by_op
-from converters.report.report import Cell, Column, Figures, Report, shown
-from llamacpp_instr.graph import ops as knowledge
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.clock import clock_report, clock_sentences, untimed_note
+from llamacpp_instr.converters.analyses.findings import compute_findings, gather_facts
+from llamacpp_instr.converters.analyses.machine import Machine
+from llamacpp_instr.converters.analyses.marks import compute_marks
+from llamacpp_instr.converters.analyses.stats import op_table
+from llamacpp_instr.converters.analyses.tree import beside, by_layer, by_op
+from llamacpp_instr.log.graph import ops as knowledge
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, WARM_UP, counted_steps, phase_of_compute
-from llamacpp_instr.probe.file import Probe
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.prediction.probe.file import Probe
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
 
 TOP_OPS, MOST_ROWS = 10, 100
 BESIDE = (

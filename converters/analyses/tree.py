@@ -13,14 +13,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.clock import device_times
-from converters.report.tree import Node, Tree
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
-from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.clock import device_times
+from llamacpp_instr.log.graph.kernels import kernel_nodes, weight_read
+from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session, Table, Timed
 from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
 from llamacpp_instr.model.file import role_of
+from llamacpp_instr.report.tree import Node, Tree
 
 Measure = Literal["time", "bytes", "flops"]
 MEASURES: dict[Measure, tuple[str, Literal["ns", "bytes", "flop"]]] = {

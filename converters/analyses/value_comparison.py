@@ -11,14 +11,21 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping
 
-from converters.analyses.value_tokens import Alike, computed_tokens, same_tokens
-from converters.analyses.values import NAMES, Read, Spread, joined, name_of, values_of
-from converters.report.charts import Chart, map_by_layer
-from converters.report.report import Cell, Column, Figures, Report, columns_of, known, shown
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.value_tokens import Alike, computed_tokens, same_tokens
+from llamacpp_instr.converters.analyses.values import (
+    NAMES,
+    Read,
+    Spread,
+    joined,
+    name_of,
+    values_of,
+)
+from llamacpp_instr.log.schema import TensorStats
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.schema import TensorStats
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.report.charts import Chart, map_by_layer
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of, known, shown
 
 Values = dict[Read, list[TensorStats]]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.batches import Part
 from llamacpp_instr.log.requests import Request, find_requests, parts_of_steps
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.terminal import counted
 
 MOST_TEXT = 24
 """characters shown of one token"""

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from converters.report.report import Cell, Column, Report, columns_of, known
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.log.schema import TensorStats
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.schema import TensorStats
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of, known
 
 _LAYER = re.compile(r"-\d+$")
 

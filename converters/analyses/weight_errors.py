@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from converters.report.report import Cell, Column, Report, columns_of, known
-from llamacpp_instr.terminal import counted, first_names
-from llamacpp_instr.weights.error import SAMPLE, Sums, WeightError
+from llamacpp_instr.base.terminal import counted, first_names
+from llamacpp_instr.lab.weights.error import SAMPLE, Sums, WeightError
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of, known
 
 _POOLED = [
     Column("bytes", "bytes"),

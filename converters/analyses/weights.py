@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from converters.report.charts import Chart, map_by_layer
-from converters.report.report import Cell, Column, Report, known, shown
-from llamacpp_instr.terminal import counted, first_names
-from llamacpp_instr.weights.distribution import (
+from llamacpp_instr.base.terminal import counted, first_names
+from llamacpp_instr.lab.weights.distribution import (
     PERCENTS,
     THRESHOLD,
     Channels,
     Moments,
     WeightStats,
 )
-from llamacpp_instr.weights.error import SAMPLE
+from llamacpp_instr.lab.weights.error import SAMPLE
+from llamacpp_instr.report.charts import Chart, map_by_layer
+from llamacpp_instr.report.report import Cell, Column, Report, known, shown
 
 MOST_CHANNELS = 20
 """outlier channels that are listed"""

@@ -1,1 +1,1 @@
-"""Logs in the forms of other tools: traces, tables, flat events."""
+"""Logs for other tools: Perfetto, Chrome, PyTorch, ONNX, flashinfer-bench, tables."""

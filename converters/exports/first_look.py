@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.schema import Event, Mark, StepEnd
+from llamacpp_instr.log.schema import Event, Mark, StepEnd
 
 DECODES = 3
 

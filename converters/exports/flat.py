@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.graph.kernels import Kernels, kernel_nodes, plan_kernels, weight_read
+from llamacpp_instr.base.errors import LogError, UsageError
+from llamacpp_instr.log.graph.kernels import Kernels, kernel_nodes, plan_kernels, weight_read
 from llamacpp_instr.log.ids import KnownPlan
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.schema import (
+from llamacpp_instr.log.schema import (
     EVENTS,
     Event,
     Graph,

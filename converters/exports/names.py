@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from llamacpp_instr.schema import Model, SessionStart
+from llamacpp_instr.log.schema import Model, SessionStart
 
 LONGEST_HOST = 200
 """bytes of a folder's name; file systems allow 255"""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from llamacpp_instr.log.requests import Request
-from llamacpp_instr.schema import CONTEXTS_KEPT, MOST
+from llamacpp_instr.log.schema import CONTEXTS_KEPT, MOST
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from converters.exports.requests import RequestLanes, RequestSlice
-from llamacpp_instr.graph.kernels import KernelWork, untimed_backends
-from llamacpp_instr.graph.timeline import Selection, remember
+from llamacpp_instr.converters.exports.requests import RequestLanes, RequestSlice
+from llamacpp_instr.log.graph.kernels import KernelWork, untimed_backends
+from llamacpp_instr.log.graph.timeline import Selection, remember
 from llamacpp_instr.log.ids import KnownCompute, KnownStep
 from llamacpp_instr.log.requests import Request, RequestFinder
 from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.log.steps import WARM_UP
-from llamacpp_instr.log.waits import LatestSteps
-from llamacpp_instr.schema import (
+from llamacpp_instr.log.schema import (
     Compute,
     Layers,
     Mark,
@@ -28,6 +26,8 @@ from llamacpp_instr.schema import (
     Sync,
     Token,
 )
+from llamacpp_instr.log.steps import WARM_UP
+from llamacpp_instr.log.waits import LatestSteps
 
 KEPT = 4096
 """ended steps on which a token may still be drawn, and computes of a step that wait for its end"""
@@ -50,7 +50,7 @@ class OpenStep:
 
 
 def compute_phases(compute: Compute) -> Iterator[tuple[str, int, int]]:
-    """The phases of a compute, of which the last is `compute` itself: name, begin and end in ns."""
+    """The phases of a compute: name, begin and end in ns. The last one is `compute` itself."""
     now, start = compute.t, compute.t + compute.start
     for name in ("apply", "build", "alloc", "inputs"):
         if dur := getattr(compute, name):
@@ -98,7 +98,7 @@ class TracedSteps:
         self._requests = RequestFinder(lambda found: request(lanes.slice(found)))
         self._latest: LatestSteps[tuple[OpenStep, StepEnd]] = LatestSteps(self._settled)
         self._layers: dict[int, tuple[Layers, Compute]] = {}
-        """by context: the layers of which the ops may yet come"""
+        """by context: the layers whose ops may still come"""
         self._computed = 0
         """when the latest compute ended"""
 
@@ -219,7 +219,7 @@ class TracedSteps:
         step.computes.clear()
 
     def _flush_layers(self, ctx: int) -> None:
-        """Layers of which no ops came are drawn as they are."""
+        """Draws layers without ops as they are."""
         layers, compute = self._layers.pop(ctx, (None, None))
         if layers and compute and self._selection.has_step(compute.step):
             self._draw_layers(ctx, layers)

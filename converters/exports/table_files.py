@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
-from converters.exports.tables import stream_tables
-from converters.exports.units import unit_of
-from llamacpp_instr.extras import need
+from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import printable
+from llamacpp_instr.converters.exports.tables import stream_tables
+from llamacpp_instr.converters.exports.units import unit_of
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.runs import Run
-from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.terminal import printable
 
 Pieces = Iterable[tuple[str, pd.DataFrame]]
 

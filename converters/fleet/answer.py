@@ -6,9 +6,9 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from converters.fleet.database import ask
-from converters.fleet.queries import QUERIES, QUESTION, REGRESSIONS, regressions
-from converters.report.report import Cell, Column, Report, Unit
+from llamacpp_instr.converters.fleet.database import ask
+from llamacpp_instr.converters.fleet.queries import QUERIES, QUESTION, REGRESSIONS, regressions
+from llamacpp_instr.report.report import Cell, Column, Report, Unit
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

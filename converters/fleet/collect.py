@@ -11,8 +11,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, get_args
 
-from converters.exports.names import LONGEST_HOST, host_of, id_of, name_of
-from converters.fleet.dataset import (
+from llamacpp_instr.base.errors import InstrError, LogError, UsageError
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.converters.exports.names import LONGEST_HOST, host_of, id_of, name_of
+from llamacpp_instr.converters.fleet.dataset import (
     LogFiles,
     Place,
     folder_of_host,
@@ -21,11 +23,9 @@ from converters.fleet.dataset import (
     only_writer,
     open_dataset,
 )
-from converters.fleet.rows import LogRows
-from converters.fleet.sources import Source
-from llamacpp_instr.errors import InstrError, LogError, UsageError
+from llamacpp_instr.converters.fleet.rows import LogRows
+from llamacpp_instr.converters.fleet.sources import Source
 from llamacpp_instr.log.reader import LogEnd, read_events
-from llamacpp_instr.progress import OnProgress
 
 Fate = Literal["new", "grown", "unchanged", "copy", "conflict", "damaged"]
 FATES: tuple[Fate, ...] = get_args(Fate)

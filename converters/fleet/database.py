@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from converters.fleet.buckets import GROWTH
-from converters.fleet.dataset import TABLES, is_dataset, schema_of
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import need
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import need
+from llamacpp_instr.converters.fleet.buckets import GROWTH
+from llamacpp_instr.converters.fleet.dataset import TABLES, is_dataset, schema_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

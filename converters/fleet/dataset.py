@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from llamacpp_instr.errors import InstrError, UsageError
-from llamacpp_instr.extras import need
-from llamacpp_instr.output import file_mode
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.output import file_mode
 
 if TYPE_CHECKING:
     import pyarrow as pa

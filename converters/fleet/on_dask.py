@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from llamacpp_instr.errors import UsageError, reason
+from llamacpp_instr.base.errors import UsageError, reason
 
 Of = TypeVar("Of")
 Result = TypeVar("Result")

@@ -8,9 +8,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from converters.analyses.noise import BLOCKS, MIN_BLOCKS, PROCESS, Median, compare, median_of_group
-from converters.fleet.database import ask
-from converters.report.report import Cell, Column, Report
+from llamacpp_instr.converters.analyses.noise import (
+    BLOCKS,
+    MIN_BLOCKS,
+    PROCESS,
+    Median,
+    compare,
+    median_of_group,
+)
+from llamacpp_instr.converters.fleet.database import ask
+from llamacpp_instr.report.report import Cell, Column, Report
 
 GROUP = "host, build, model, threads"
 OF_DECODES = "where counted and phase = 'decode'"
@@ -25,7 +32,7 @@ class Query(NamedTuple):
 
 QUERIES: dict[str, Query] = {
     "logs": Query(
-        "How many logs there are, of which host, build and model.",
+        "How many logs there are, by host, build and model.",
         """select host, build, model, count(*) as logs, sum(steps)::bigint as steps,
             sum(kernels)::bigint as kernels, min(time) as first, max(time) as last
         from (select *, unnest(models) as model from logs) group by all order by host, build""",

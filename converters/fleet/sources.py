@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.errors import LogError, UsageError, reason
-from llamacpp_instr.extras import need
-from llamacpp_instr.temporary import temporary_directory
+from llamacpp_instr.base.errors import LogError, UsageError, reason
+from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.temporary import temporary_directory
 
 SUFFIXES = (".log", ".ndjson", ".jsonl")
 PACKED = ("", ".gz", ".zst")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
-from converters.live.lanes import Lane
-from converters.live.state import SECOND, LiveState, Second
+from llamacpp_instr.converters.live.lanes import Lane
+from llamacpp_instr.converters.live.state import SECOND, LiveState, Second
 
 RECENT = 100
-"""requests of which the medians are: the latest"""
+"""how many of the latest requests the medians cover"""
 IDLE = SECOND
 """after which a request that gets no token may be over: the application need not say so"""
 IDLE_TOKENS = 20

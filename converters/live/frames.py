@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from converters.live.figures import figures_of
-from converters.live.heat import Heat
-from converters.live.lanes import Lane, Shown
-from converters.live.state import LiveState, Second, StepRow
-from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.converters.live.figures import figures_of
+from llamacpp_instr.converters.live.heat import Heat
+from llamacpp_instr.converters.live.lanes import Lane, Shown
+from llamacpp_instr.converters.live.state import LiveState, Second, StepRow
+from llamacpp_instr.log.graph.ops import BLOCKS
 
 MOST_STEPS = 200
 """in one frame: the latest; a page cannot draw more in a tenth of a second"""

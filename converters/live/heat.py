@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.graph.kernels import plan_kernels
-from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.log.graph.kernels import plan_kernels
+from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.ids import KnownPlan
-from llamacpp_instr.schema import Layers, Ops
+from llamacpp_instr.log.schema import Layers, Ops
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from llamacpp_instr.log.batches import Part
 from llamacpp_instr.log.requests import Request, RequestFinder
-from llamacpp_instr.schema import Mark, Token
+from llamacpp_instr.log.schema import Mark, Token
 
 TO_FIRST = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -70,7 +70,7 @@ class Lane:
     tokens: deque[Shown] = field(default_factory=lambda: deque(maxlen=KEPT_TOKENS))
     n_tokens: int = 0
     n_times: int = 0
-    """token times of which the gaps were counted"""
+    """token times whose gaps were counted"""
     counted: bool = False
     """whether the times of the request were"""
     over: bool = False
@@ -92,7 +92,7 @@ class Lane:
         self.n_tokens += 1
 
 
-class Lanes:
+class LiveLanes:
     """The lanes of a session, from its steps, tokens and marks in the order in which they end."""
 
     def __init__(self) -> None:

@@ -16,11 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from converters.live.figures import ended, figures_of
-from converters.live.lanes import Histogram
+from llamacpp_instr.converters.live.figures import ended, figures_of
+from llamacpp_instr.converters.live.lanes import Histogram
 
 if TYPE_CHECKING:
-    from converters.live.state import LiveState
+    from llamacpp_instr.converters.live.state import LiveState
 
 __all__ = ["CONTENT_TYPE", "metrics_text"]
 

@@ -17,9 +17,9 @@ from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
-from converters.report.colors import placed
-from converters.report.report import shown
-from llamacpp_instr.terminal import counted, printable
+from llamacpp_instr.base.terminal import counted, printable
+from llamacpp_instr.report.colors import placed
+from llamacpp_instr.report.report import shown
 
 Json = dict[str, Any]
 

@@ -25,11 +25,11 @@ from starlette.responses import (
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from converters.live.frames import step_details
-from converters.live.hub import Hub
-from converters.live.metrics import CONTENT_TYPE, metrics_text
-from converters.serving import LOOPBACK, LoopbackServer, page_routes
-from llamacpp_instr.errors import InstrError
+from llamacpp_instr.base.errors import InstrError
+from llamacpp_instr.converters.live.frames import step_details
+from llamacpp_instr.converters.live.live_session import LiveSession
+from llamacpp_instr.converters.live.metrics import CONTENT_TYPE, metrics_text
+from llamacpp_instr.report.serving import LOOPBACK, LoopbackServer, page_routes
 
 IN_FLIGHT = 1 << 17
 """bytes that the system keeps for a viewer that does not read; it misses the frames after them"""
@@ -43,7 +43,7 @@ PAGE = {
 
 
 class LiveServer(LoopbackServer):
-    """A server of `hub`, bound to a port of the loopback interface; 0 takes a free one.
+    """A server of `session`, bound to a port of the loopback interface; 0 takes a free one.
 
     `open_range` makes a trace of some seconds of the session, the first and the last, both
     included: it returns the address where it can be seen, or its file. Raises UsageError if the
@@ -51,10 +51,10 @@ class LiveServer(LoopbackServer):
     """
 
     def __init__(
-        self, hub: Hub, open_range: Callable[[int, int], str | Path], port: int = 0
+        self, session: LiveSession, open_range: Callable[[int, int], str | Path], port: int = 0
     ) -> None:
         super().__init__(port)
-        self._hub = hub
+        self._session = session
         self._open_range = open_range
         self._opening = threading.Lock()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, IN_FLIGHT)
@@ -63,7 +63,7 @@ class LiveServer(LoopbackServer):
     def run(self, started: Callable[[], None]) -> None:
         """Serve until Ctrl-C or SIGTERM; `started` is called once it answers."""
         own = [
-            *page_routes("converters.live", PAGE),
+            *page_routes("llamacpp_instr.converters.live", PAGE),
             WebSocketRoute("/frames", self._frames),
             Route("/step/{step:int}", self._step),
             Route("/perfetto/{first:int}/{last:int}", self._perfetto),
@@ -77,7 +77,7 @@ class LiveServer(LoopbackServer):
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(self._ring)
 
-            self._hub.listen(told)
+            self._session.listen(told)
             started()
 
         self.serve(own, begin, public=[Route("/metrics", self._metrics)])
@@ -104,14 +104,14 @@ class LiveServer(LoopbackServer):
         with suppress(WebSocketDisconnect, RuntimeError):
             while True:
                 news = self._news
-                if self._hub.is_behind(n):
-                    frame = await asyncio.to_thread(self._hub.key_frame, n)
+                if self._session.is_behind(n):
+                    frame = await asyncio.to_thread(self._session.key_frame, n)
                 else:
-                    frame = self._hub.frame_after(n)
+                    frame = self._session.frame_after(n)
                 if frame is not None:
                     n, data = frame
                     await viewer.send_text(data.decode())
-                elif self._hub.over:
+                elif self._session.over:
                     await viewer.close()
                     return
                 else:
@@ -119,7 +119,7 @@ class LiveServer(LoopbackServer):
 
     async def _step(self, request: Request) -> Response:
         step = request.path_params["step"]
-        found = await asyncio.to_thread(self._hub.look, lambda state: step_details(state, step))
+        found = await asyncio.to_thread(self._session.look, lambda state: step_details(state, step))
         if found is None:
             return PlainTextResponse(f"step {step} is not kept any more", 404)
         return JSONResponse(found)
@@ -141,5 +141,5 @@ class LiveServer(LoopbackServer):
             return self._open_range(first, last)
 
     async def _metrics(self, _request: Request) -> Response:
-        text = await asyncio.to_thread(self._hub.look, metrics_text)
+        text = await asyncio.to_thread(self._session.look, metrics_text)
         return Response(text, media_type=CONTENT_TYPE)

@@ -11,11 +11,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from converters.live.heat import Float64, Heat, Int64, PlanCells, add_layers, add_ops, cells_of
-from converters.live.lanes import Lanes
+from llamacpp_instr.converters.live.heat import (
+    Float64,
+    Heat,
+    Int64,
+    PlanCells,
+    add_layers,
+    add_ops,
+    cells_of,
+)
+from llamacpp_instr.converters.live.lanes import LiveLanes
 from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.resolve import Resolver, Takers
-from llamacpp_instr.schema import (
+from llamacpp_instr.log.schema import (
     Context,
     Kv,
     Layers,
@@ -128,7 +136,7 @@ class LiveState:
         """how long ago the latest event came; 0 while the log is behind, and when it has ended"""
         self.models: dict[int, Model] = {}
         self.contexts: dict[int, Context] = {}
-        self.lanes = Lanes()
+        self.lanes = LiveLanes()
         self.seconds: deque[Second] = deque(maxlen=SECONDS)
         self.steps: deque[StepRow] = deque(maxlen=STEPS)
         self.messages: deque[tuple[int, int, str, str]] = deque(maxlen=MESSAGES)

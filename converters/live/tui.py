@@ -14,9 +14,9 @@ from textual.screen import ModalScreen
 from textual.widget import Widget
 from textual.widgets import Footer, Static
 
-from converters.live.frames import glance
-from converters.live.hub import Hub
-from converters.live.screen import draw, usual_phase
+from llamacpp_instr.converters.live.frames import glance
+from llamacpp_instr.converters.live.live_session import LiveSession
+from llamacpp_instr.converters.live.screen import draw, usual_phase
 
 REDRAW_S = 0.2
 
@@ -44,7 +44,7 @@ latest step is on the left, the average on the right.
 
 
 class LiveApp(App[None]):
-    """Draws the state of a hub until one quits. `p` stops the drawing, not the counting."""
+    """Draws the state of a session until one quits. `p` stops the drawing, not the counting."""
 
     CSS = """
     #view { height: 1fr }
@@ -62,13 +62,13 @@ class LiveApp(App[None]):
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, session: LiveSession) -> None:
         super().__init__()
         self.frame: dict[str, Any] | None = None
         """what is shown"""
         self.phase: str | None = None
         self.paused = False
-        self._hub = hub
+        self._session = session
         self._view = View(id="view")
 
     def compose(self) -> ComposeResult:
@@ -87,9 +87,9 @@ class LiveApp(App[None]):
         if self.paused:
             return
         width, height = self.size
-        hub = self._hub
-        frame = hub.look(lambda state: glance(state, hub.is_late, height, width))
-        self.frame = {**frame, "over": hub.over}
+        session = self._session
+        frame = session.look(lambda state: glance(state, session.is_late, height, width))
+        self.frame = {**frame, "over": session.over}
         self._view.refresh()
 
     def action_pause(self) -> None:

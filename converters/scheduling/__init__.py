@@ -1,1 +1,1 @@
-"""What if: tasks of a recorded or predicted compute on engines that may not exist."""
+"""What if: the tasks of a recorded or predicted compute, on other machines."""

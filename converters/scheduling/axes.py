@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from math import gcd, prod
 from typing import NamedTuple
 
-from converters.scheduling.timed_graph import TimedGraph, leaf_below, written_cache
-from llamacpp_instr.graph.ops import is_cache
-from llamacpp_instr.graph.tensors import tensor
+from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, leaf_below, written_cache
+from llamacpp_instr.log.graph.ops import is_cache
+from llamacpp_instr.log.graph.tensors import tensor
 
 ELEMENTWISE = frozenset(
     {
@@ -39,7 +39,7 @@ class Need(NamedTuple):
 
     kernel: int
     source: int
-    """which source of which of its nodes reads it: position among the sources of the first node,
+    """which source reads it: position among the sources of the first node,
     and 9 for the others"""
     slice: Slice | None
     """of the earlier kernel's result: a share of the axis needs the same share of this axis. `n` is

@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.scheduling.engines import Engines, check_usable
-from converters.scheduling.places import kinds_of
-from converters.scheduling.schedule import Costs, costs_of
-from converters.scheduling.tasks import Int64, Tasks
+from llamacpp_instr.converters.scheduling.engines import Engines, check_usable
+from llamacpp_instr.converters.scheduling.places import kinds_of
+from llamacpp_instr.converters.scheduling.schedule import Costs, costs_of
+from llamacpp_instr.converters.scheduling.tasks import Int64, Tasks
 
 MOST_SETS = 64
 """sets of kinds of engine whose work is bounded"""

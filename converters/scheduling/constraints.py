@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from converters.scheduling.places import kinds_of
-from converters.scheduling.schedule import Costs, Schedule
-from converters.scheduling.tasks import Tasks
+from llamacpp_instr.converters.scheduling.places import kinds_of
+from llamacpp_instr.converters.scheduling.schedule import Costs, Schedule
+from llamacpp_instr.converters.scheduling.tasks import Tasks
 
 
 class Constraints:

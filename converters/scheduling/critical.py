@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from converters.scheduling.schedule import Schedule
+from llamacpp_instr.converters.scheduling.schedule import Schedule
 
 After = Literal["start", "source", "transfer", "engine", "buffer", "order"]
 _PREFERRED: tuple[After, ...] = ("start", "buffer", "engine", "transfer", "source")

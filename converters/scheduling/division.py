@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import isqrt, prod
 
-from converters.scheduling.axes import PRODUCTS, Axes, Slice
-from converters.scheduling.timed_graph import TimedGraph, leaf_below
+from llamacpp_instr.converters.scheduling.axes import PRODUCTS, Axes, Slice
+from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, leaf_below
 
 Division = dict[int, list[int]]
 """axis -> where its slices begin, and its length; empty for a whole kernel"""

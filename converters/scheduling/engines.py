@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from converters.scheduling.tasks import KINDS, Label, Tasks
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.terminal import printable
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import printable
+from llamacpp_instr.converters.scheduling.tasks import KINDS, Label, Tasks
 
 MAX_ENGINES = 4096
 MAX_HANDOVER_NS = 10**12

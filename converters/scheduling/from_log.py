@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from converters.scheduling.tasks import Int64
-from converters.scheduling.timed_graph import TimedGraph, timed_graph
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import KernelWork, untimed_backends
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.scheduling.tasks import Int64
+from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, timed_graph
+from llamacpp_instr.log.graph.kernels import KernelWork, untimed_backends
+from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.log.session import Session, Timed
 from llamacpp_instr.log.steps import PHASES, counted_steps
-from llamacpp_instr.schema import Graph, Plan
-from llamacpp_instr.terminal import counted
 
 
 @dataclass(frozen=True)

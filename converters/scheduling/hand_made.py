@@ -14,10 +14,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from converters.scheduling.engines import read_toml
-from converters.scheduling.tasks import Kind, Label, Tasks
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.terminal import printable
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import printable
+from llamacpp_instr.converters.scheduling.engines import read_toml
+from llamacpp_instr.converters.scheduling.tasks import Kind, Label, Tasks
 
 MOST_TASKS = 100_000
 _Ns = Annotated[int, msgspec.Meta(ge=1, le=10**12)]

@@ -16,14 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from converters.scheduling.bounds import compute_bounds
-from converters.scheduling.engines import Engines
-from converters.scheduling.policies import schedule_list, schedule_program
-from converters.scheduling.schedule import Schedule, costs_of
-from converters.scheduling.tasks import Tasks
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import need
-from llamacpp_instr.progress import OnProgress
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.converters.scheduling.bounds import compute_bounds
+from llamacpp_instr.converters.scheduling.engines import Engines
+from llamacpp_instr.converters.scheduling.policies import schedule_list, schedule_program
+from llamacpp_instr.converters.scheduling.schedule import Schedule, costs_of
+from llamacpp_instr.converters.scheduling.tasks import Tasks
 
 MOST_TASKS = 5000
 MOST_CHOICES = 200_000
@@ -67,7 +67,7 @@ def schedule_optimal(
 def _solve(known: Schedule, until: float) -> Schedule:
     from ortools.sat.python import cp_model
 
-    from converters.scheduling.constraints import Constraints
+    from llamacpp_instr.converters.scheduling.constraints import Constraints
 
     rules = Constraints(known, costs_of(known.tasks, known.engines))
     solver = cp_model.CpSolver()

@@ -10,9 +10,9 @@ from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 
-from converters.scheduling.engines import MAX_ENGINES, Engines
-from converters.scheduling.schedule import Costs, Schedule
-from converters.scheduling.tasks import Tasks
+from llamacpp_instr.converters.scheduling.engines import MAX_ENGINES, Engines
+from llamacpp_instr.converters.scheduling.schedule import Costs, Schedule
+from llamacpp_instr.converters.scheduling.tasks import Tasks
 
 _SHIFT = MAX_ENGINES.bit_length()
 _MASK = (1 << _SHIFT) - 1

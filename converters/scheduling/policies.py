@@ -9,10 +9,10 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from converters.scheduling.engines import Engines, check_usable
-from converters.scheduling.places import Places, kinds_of
-from converters.scheduling.schedule import Costs, Schedule, costs_of
-from converters.scheduling.tasks import Int64, Tasks
+from llamacpp_instr.converters.scheduling.engines import Engines, check_usable
+from llamacpp_instr.converters.scheduling.places import Places, kinds_of
+from llamacpp_instr.converters.scheduling.schedule import Costs, Schedule, costs_of
+from llamacpp_instr.converters.scheduling.tasks import Int64, Tasks
 
 
 def schedule_program(tasks: Tasks, engines: Engines) -> Schedule:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from converters.report.charts import Chart
-from converters.report.lane_chart import Bar, curve_chart, lane_chart
-from converters.report.report import Cell, Column, Figures, Report, columns_of
-from converters.scheduling.bounds import Bound, Bounds, compute_bounds
-from converters.scheduling.critical import Part, critical_path
-from converters.scheduling.schedule import Schedule
-from converters.scheduling.tasks import Label
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.scheduling.bounds import Bound, Bounds, compute_bounds
+from llamacpp_instr.converters.scheduling.critical import Part, critical_path
+from llamacpp_instr.converters.scheduling.schedule import Schedule
+from llamacpp_instr.converters.scheduling.tasks import Label
+from llamacpp_instr.report.charts import Chart
+from llamacpp_instr.report.lane_chart import Bar, curve_chart, lane_chart
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.scheduling.engines import EngineKind, Engines
-from converters.scheduling.tasks import Int32, Int64, Tasks
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines
+from llamacpp_instr.converters.scheduling.tasks import Int32, Int64, Tasks
 
 MAX_NS = 1 << 50
 """of all tasks in sequence on their slowest engines: 13 days"""

@@ -16,14 +16,21 @@ from typing import Literal
 
 import numpy as np
 
-from converters.scheduling.axes import Axes, Need, Slice
-from converters.scheduling.division import Division, by_heads, by_rows, by_tiles, n_parts
-from converters.scheduling.engines import Engines
-from converters.scheduling.tasks import Label, Tasks
-from converters.scheduling.timed_graph import TimedGraph, kind_of
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.tensors import tensor
-from llamacpp_instr.probe.shapes import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.scheduling.axes import Axes, Need, Slice
+from llamacpp_instr.converters.scheduling.division import (
+    Division,
+    by_heads,
+    by_rows,
+    by_tiles,
+    n_parts,
+)
+from llamacpp_instr.converters.scheduling.engines import Engines
+from llamacpp_instr.converters.scheduling.tasks import Label, Tasks
+from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, kind_of
+from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.prediction.probe.shapes import (
     ATTENTION_PARTS,
     SCALED_NORM_PARTS,
     SOFT_MAX_PARTS,
@@ -33,7 +40,6 @@ from llamacpp_instr.probe.shapes import (
     PartTimes,
     ScaledNormShape,
 )
-from llamacpp_instr.terminal import counted
 
 Split = Literal["none", "heads", "rows", "tiles"]
 MOST_EDGES = 20_000_000
@@ -306,7 +312,7 @@ def _notes(
         notes.append(
             f"--split {split} made {counted(len(builder.kernel), 'task')}"
             f" of {counted(len(timed.chosen), 'kernel')}."
-            + (f" Whole are those of {', '.join(whole)}." if whole else "")
+            + (f" Not divided: {', '.join(whole)}." if whole else "")
         )
     for op in ("FLASH_ATTN_EXT", "SOFT_MAX", "RMS_NORM"):
         kernels = [k for k in part_times if timed.nodes.op[timed.inside[k][0]] == op]

@@ -75,7 +75,7 @@ def several_tokens(tasks: Tasks, n: int) -> Tasks:
     of_root = np.repeat(is_root, counts)
     sources = np.empty(len(of_root), np.int64)
     sources[~of_root] = tasks.sources
-    # `together` adds the tasks before this copy, of which the copy before is the last
+    # `together` adds the number of tasks before this copy; the last of them are the copy before
     sources[of_root] = np.tile(ends, int(is_root.sum())) - len(tasks)
     after = replace(tasks, first=np.concatenate([[0], np.cumsum(counts)]), sources=sources)
     later = [replace(after, copy=tasks.copy + i) for i in range(1, n)]

@@ -12,13 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
-from converters.scheduling.tasks import Int64, Kind
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import KernelWork, kernel_nodes
-from llamacpp_instr.graph.ops import bytes_read, is_cache
-from llamacpp_instr.graph.tensors import tensor
-from llamacpp_instr.graph.timeline import PlanTimeline, plan_timeline
-from llamacpp_instr.schema import Graph, Nodes, Plan
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.scheduling.tasks import Int64, Kind
+from llamacpp_instr.log.graph.kernels import KernelWork, kernel_nodes
+from llamacpp_instr.log.graph.ops import bytes_read, is_cache
+from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.timeline import PlanTimeline, plan_timeline
+from llamacpp_instr.log.schema import Graph, Nodes, Plan
 
 MATRIX_OPS = frozenset(
     {

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from converters.exports.perfetto.packets import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.exports.perfetto.packets import (
     BEGIN,
     Packets,
     Value,
@@ -21,9 +22,8 @@ from converters.exports.perfetto.packets import (
     sample,
     track,
 )
-from converters.scheduling.critical import Activity, Causes, Part, critical_path
-from converters.scheduling.schedule import Schedule
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.converters.scheduling.critical import Activity, Causes, Part, critical_path
+from llamacpp_instr.converters.scheduling.schedule import Schedule
 
 MOST_TASKS = 200_000
 _HOME, _PATH, _ENGINES, _COUNTERS, _FIRST_ENGINE = 1, 2, 3, 4, 1000

@@ -1,5 +1,4 @@
-"""The command `instr`: a table of commands, and the only place that turns an error into an exit
-status.
+"""The command `instr`: a module for each command, which parses, calls and prints.
 
 A command is the function of its name in the module of its name, which is imported when it is used.
 This keeps `instr --help` fast. Exit status: 0 for success, 1 for a failure, 2 for wrong input, 130
@@ -24,9 +23,13 @@ from typing import Any, NoReturn
 import click
 
 from llamacpp_instr import __version__
-from llamacpp_instr.errors import InstrError
-from llamacpp_instr.signals import handled
-from llamacpp_instr.terminal import abandon_standard_output, notice, replace_what_cannot_be_shown
+from llamacpp_instr.base.errors import InstrError
+from llamacpp_instr.base.signals import handled
+from llamacpp_instr.base.terminal import (
+    abandon_standard_output,
+    notice,
+    replace_what_cannot_be_shown,
+)
 
 SHOW_TRACEBACK = "LLAMACPP_INSTR_TRACEBACK"
 """the variable of the environment with which an unexpected error is raised, as in our tests"""

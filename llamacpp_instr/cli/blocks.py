@@ -34,19 +34,19 @@ def blocks(
     With --block, prints everything about one block: bytes, scales, quants, values. MODEL is a GGUF
     file.
     """
-    from converters.analyses import blocks as reports
-    from converters.analyses.block_heat_map import check_heat_map, write_heat_map
-    from llamacpp_instr.errors import UsageError
-    from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.output import check_output, open_output
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.weights.blocks import (
+    from llamacpp_instr.base.errors import UsageError
+    from llamacpp_instr.base.output import check_output, open_output
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.converters.analyses import blocks as reports
+    from llamacpp_instr.converters.analyses.block_heat_map import check_heat_map, write_heat_map
+    from llamacpp_instr.lab.weights.blocks import (
         check_openable,
         find_reference,
         find_weight,
         load_block,
     )
-    from llamacpp_instr.weights.statistics import compute_block_stats
+    from llamacpp_instr.lab.weights.statistics import compute_block_stats
+    from llamacpp_instr.model.file import load_model_file
 
     output.check(model, reference)
     if heat_map is not None:

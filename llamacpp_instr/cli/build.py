@@ -38,8 +38,13 @@ def build(
     checks, patches and compiles it. A second build with the same inputs takes seconds, because it
     comes from the cache ($LLAMACPP_INSTR_CACHE or ~/.cache/llamacpp-instr).
     """
-    from llamacpp_instr.build.wheel import build_wheel, check_patches, copy_wheel, install_wheel
-    from llamacpp_instr.terminal import print_line
+    from llamacpp_instr.base.terminal import print_line
+    from llamacpp_instr.llama.build.wheel import (
+        build_wheel,
+        check_patches,
+        copy_wheel,
+        install_wheel,
+    )
 
     if check:
         click.echo(check_patches())

@@ -31,10 +31,10 @@ def cat(
     standard input. The parts of a rotated log are printed as one log; other logs one after the
     other.
     """
-    from converters.exports.flat import LineSelection, expand_lines, select_lines
+    from llamacpp_instr.base.output import check_output, open_output
+    from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines, select_lines
     from llamacpp_instr.log.parts import read_run
     from llamacpp_instr.log.runs import find_runs
-    from llamacpp_instr.output import check_output, open_output
 
     check_output(output, force, *logs.names)
     selection = LineSelection(events, parse_range("--step", steps), layer)

@@ -22,8 +22,8 @@ def check(logs: tuple[str, ...], as_json: bool) -> None:
     Exits with status 0 if there are no findings, 1 if there are some, 2 if a file cannot be read as
     a log.
     """
+    from llamacpp_instr.base.terminal import print_line, printable, render_json, shortened
     from llamacpp_instr.log.check import check_log, missing_parts
-    from llamacpp_instr.terminal import print_line, printable, render_json, shortened
 
     if as_json:
         found = [

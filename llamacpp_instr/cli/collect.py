@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
-from llamacpp_instr.extras import need
 
 
 @command(
@@ -39,12 +39,12 @@ def collect(logs: Logs, output: str, host: str | None, dask: str | None) -> None
     from collections import Counter
     from functools import partial
 
-    from converters.fleet.collect import FATES
-    from converters.fleet.collect import collect as collect_logs
-    from converters.fleet.on_dask import on_dask
-    from converters.fleet.sources import find_sources
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.terminal import counted, notice
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import counted, notice
+    from llamacpp_instr.converters.fleet.collect import FATES
+    from llamacpp_instr.converters.fleet.collect import collect as collect_logs
+    from llamacpp_instr.converters.fleet.on_dask import on_dask
+    from llamacpp_instr.converters.fleet.sources import find_sources
 
     if dask:
         need("dask")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.cli.logs import (
     GroupedCommand,
     Logs,
@@ -24,10 +25,9 @@ from llamacpp_instr.cli.options import (
     lenient_option,
     report_options,
 )
-from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
-    from converters.analyses.compare.candidate import Candidate
+    from llamacpp_instr.converters.analyses.compare.candidate import Candidate
     from llamacpp_instr.model.file import ModelFile
 
 
@@ -87,16 +87,16 @@ def compare(
     log are one LOG. Several logs of a MODEL are several runs of it, whose steps count together; the
     noise is estimated from all of them. Each model is compared with the first.
     """
-    from converters.analyses.compare import compute_comparison
-    from converters.analyses.compare.candidate import Candidate, recorded_memory
-    from converters.analyses.compare.pictures import draw_comparison
-    from converters.analyses.stored_weights import stored_in_file
+    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.converters.analyses.compare import compute_comparison
+    from llamacpp_instr.converters.analyses.compare.candidate import Candidate, recorded_memory
+    from llamacpp_instr.converters.analyses.compare.pictures import draw_comparison
+    from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.session import load_session
     from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.run.by_type import PREFILL, run_trials
     from llamacpp_instr.run.session import RunOptions
-    from llamacpp_instr.run.turns import PREFILL, run_trials
-    from llamacpp_instr.terminal import notice
 
     if types is None:
         for option in given_options("prompt", "n", "rounds", "threads", "keep"):
@@ -148,19 +148,23 @@ def compare(
 def _given(
     inputs: Sequence[str], logs: Sequence[tuple[str, ...]], lenient: bool
 ) -> Iterator[Candidate]:
-    from converters.analyses.compare.candidate import (
+    from llamacpp_instr.converters.analyses.compare.candidate import (
         Candidate,
         check_recorded,
         recorded_memory,
         recorded_model,
         short_names,
     )
-    from converters.analyses.stored_weights import recorded_file, stored_in_file, stored_in_log
+    from llamacpp_instr.converters.analyses.stored_weights import (
+        recorded_file,
+        stored_in_file,
+        stored_in_log,
+    )
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.runs import find_runs
-    from llamacpp_instr.memory.dry_run import LoadError
-    from llamacpp_instr.memory.plan import plan_memory
     from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.recording.memory.dry_run import LoadError
+    from llamacpp_instr.recording.memory.plan import plan_memory
 
     recorded = [of for of in inputs if not is_model(of)]
     parts = {run.paths[0]: run for run in find_runs(recorded, repeated=True)}
@@ -207,8 +211,8 @@ def _given(
 
 def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> list[Candidate]:
     """The candidates with the errors of their weights, if the model files are available."""
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.weights.compare import compute_weight_errors
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.lab.weights.compare import compute_weight_errors
 
     against = against or candidates[0].file
     if against is None:
@@ -230,7 +234,7 @@ def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> 
 def _directory(keep: str | None) -> Iterator[Path]:
     """The directory for the models and logs of --types. The logs contain the models' paths, so
     files that are kept are written to their final place."""
-    from llamacpp_instr.temporary import temporary_directory
+    from llamacpp_instr.base.temporary import temporary_directory
 
     if keep is None:
         with temporary_directory("instr-compare-") as directory:

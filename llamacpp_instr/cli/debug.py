@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.options import command, context_options, given_options
 from llamacpp_instr.cli.serving import Serving, serving_options
-from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
     from llamacpp_instr.llama.engine import ContextOptions

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
+from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.terminal import notice, printable_text
 from llamacpp_instr.cli.serving import Serving
 from llamacpp_instr.debugger.api import begin_debugged
 from llamacpp_instr.debugger.collected import CollectedLogits
@@ -28,19 +31,16 @@ from llamacpp_instr.debugger.program import check_program, run_program
 from llamacpp_instr.debugger.show import comparison_table
 from llamacpp_instr.debugger.stop import Go
 from llamacpp_instr.debugger.terminal import Terminal
-from llamacpp_instr.extras import need
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.schema import Token
 from llamacpp_instr.recording.session import check_log_path
 from llamacpp_instr.run.launch import Launched, in_keys, launch
 from llamacpp_instr.run.session import RunOptions, run
-from llamacpp_instr.schema import Token
-from llamacpp_instr.temporary import temporary_directory
-from llamacpp_instr.terminal import notice, printable_text
 
 if TYPE_CHECKING:
-    from llamacpp_instr.debug_page.hub import Hub
-    from llamacpp_instr.debug_page.server import DebugServer
+    from llamacpp_instr.debugger.page.server import DebugServer
+    from llamacpp_instr.debugger.page.shared_run import SharedRun
 
 Json = dict[str, Any]
 PATIENCE_S = 3.0
@@ -166,22 +166,22 @@ def debug_model_on_page(arguments: Json, breakpoints: Sequence[str], serving: Se
         launched = launch(arguments, None, None, debugger, *say)
         return ComparedRun(
             launched, debugger,
-            lambda: bool(hub.adapter.commands.changes),
+            lambda: bool(shared.adapter.commands.changes),
             say[1],
-            lambda compared: hub.tell("instr/comparison", _comparison(*compared)),
+            lambda compared: shared.tell("instr/comparison", _comparison(*compared)),
         )  # fmt: skip
 
-    hub, server = _serving(make, breakpoints, serving, arguments["model"])
+    shared, server = _serving(make, breakpoints, serving, arguments["model"])
     with ends_by_signals():
         try:
-            hub.start({**arguments, "stopOnEntry": not breakpoints}, breakpoints)
+            shared.start({**arguments, "stopOnEntry": not breakpoints}, breakpoints)
             server.run(lambda: serving.show(server.address))
         finally:
-            hub.close()
-    for line in hub.lines:
+            shared.close()
+    for line in shared.lines:
         notice(line)
-    if hub.exit_code:
-        sys.exit(hub.exit_code)
+    if shared.exit_code:
+        sys.exit(shared.exit_code)
 
 
 def debug_program_on_page(
@@ -192,24 +192,24 @@ def debug_program_on_page(
     check_program(command)
     check_log_path(log, force, "--force")
     program = _InThisThread(stop_on_entry=not breakpoints)
-    hub, server = _serving(lambda *_: program, breakpoints, serving)
+    shared, server = _serving(lambda *_: program, breakpoints, serving)
     started = threading.Event()
 
-    hub.on_quit = program.end_soon
+    shared.on_quit = program.end_soon
     thread = threading.Thread(target=server.run, args=(started.set,), name="page")
     with ends_by_signals():
         try:
             session = begin_debugged(log, force, "--force")
             thread.start()
             started.wait()
-            hub.start({}, breakpoints, wait=False)
+            shared.start({}, breakpoints, wait=False)
             serving.show(server.address)
             try:
-                with session, hub.adapter.debugger:
+                with session, shared.adapter.debugger:
                     run_program(command)
             except RuntimeError:
                 # llama_cpp raises it when a compute was ended
-                if hub.adapter.debugger.go is not Go.QUIT:
+                if shared.adapter.debugger.go is not Go.QUIT:
                     raise
             finally:
                 notice(f"log: {log}")
@@ -217,7 +217,7 @@ def debug_program_on_page(
             thread.join()
         finally:
             program.end()
-            hub.close()
+            shared.close()
             if thread.is_alive():
                 server.stop()
                 thread.join()
@@ -228,18 +228,18 @@ def _serving(
     breakpoints: Sequence[str],
     serving: Serving,
     model: str | None = None,
-) -> tuple[Hub, DebugServer]:
+) -> tuple[SharedRun, DebugServer]:
     """With a `model`, the page has a tab of its weights."""
     need("live")
-    from converters.weights_view.tensors import Tensors
-    from llamacpp_instr.debug_page.hub import Hub
-    from llamacpp_instr.debug_page.looks import Looks
-    from llamacpp_instr.debug_page.server import DebugServer
     from llamacpp_instr.debugger.dap.adapter import Adapter
+    from llamacpp_instr.debugger.page.looks import Looks
+    from llamacpp_instr.debugger.page.server import DebugServer
+    from llamacpp_instr.debugger.page.shared_run import SharedRun
     from llamacpp_instr.debugger.points import Breakpoint
+    from llamacpp_instr.lab.view.tensors import Tensors
+    from llamacpp_instr.lab.weights.measure import WeightReader
     from llamacpp_instr.llama.threads import usable_cpus
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.weights.measure import WeightReader
 
     for text in breakpoints:
         Breakpoint.parse(text)
@@ -247,10 +247,10 @@ def _serving(
     if model is not None:
         file = load_model_file(model)
         tensors = Tensors((file, WeightReader(file)), None, usable_cpus())
-    hub = Hub(lambda send: Adapter(send, make), tensors is not None)
-    looks = Looks(hub.adapter.commands)
-    hub.adapter.more = looks.requests
-    return hub, DebugServer(hub, serving.port or 0, tensors)
+    shared = SharedRun(lambda send: Adapter(send, make), tensors is not None)
+    looks = Looks(shared.adapter.commands)
+    shared.adapter.more = looks.requests
+    return shared, DebugServer(shared, serving.port or 0, tensors)
 
 
 class _InThisThread:

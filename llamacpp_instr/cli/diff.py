@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import (
     GroupedCommand,
     Logs,
@@ -22,7 +23,6 @@ from llamacpp_instr.cli.options import (
     phase_option,
     report_options,
 )
-from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
     from llamacpp_instr.log.session import Session
@@ -74,16 +74,16 @@ def diff(
     A and B are logs, plain or compressed (.gz, .zst); one of them may be - for standard input.
     Record both with `instr run ... --repeat 11`, because the noise is estimated from the runs.
 
-    With --before and --after, each side is a group of logs of several processes. From five logs a
-    side on, the interval has what really changes from process to process, instead of an assumed
-    2 %. Logs of both sides that were recorded in turns are compared in pairs.
+    With --before and --after, each side is a group of logs of several processes. With at least five
+    logs a side, the interval contains the measured variation between processes instead of an
+    assumed 2 %. Logs of both sides that were recorded in turns are compared in pairs.
 
     More than two logs or groups are a trend, in the order given: each is compared with the first
     and with the one before it. Parts of a rotated log are one log, unless all logs are parts of it.
     """
-    from converters.analyses.diff import compute_diff
-    from converters.analyses.diff.trend import compute_trend
-    from llamacpp_instr.terminal import notice
+    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.converters.analyses.diff import compute_diff
+    from llamacpp_instr.converters.analyses.diff.trend import compute_trend
 
     threshold = _parse_percent(fail_above) if fail_above is not None else None
     if bool(logs) is bool(before or after) or len(before) > 1 or bool(before) is not bool(after):

@@ -6,6 +6,7 @@ import math
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.options import (
     MOST_TOKENS,
     ReportOutput,
@@ -14,7 +15,6 @@ from llamacpp_instr.cli.options import (
     report_options,
     threads_option,
 )
-from llamacpp_instr.errors import UsageError
 
 
 @command(
@@ -82,12 +82,12 @@ def diverge(
 
     A and B are GGUF files with the same architecture and vocabulary, or demo for the demo model.
     """
+    from llamacpp_instr.base.progress import progress_bar
     from llamacpp_instr.diverge.report import all_tensors, divergence_charts, divergence_reports
     from llamacpp_instr.diverge.run import DivergeOptions, compare_models
     from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.memory.plan import check_memory
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.recording.memory.plan import check_memory
 
     if not (math.isfinite(bound) and bound >= 0):
         raise UsageError(f"--bound is {bound:g}; it must be 0 or larger")

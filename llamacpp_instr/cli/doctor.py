@@ -6,8 +6,8 @@ import sys
 
 import click
 
+from llamacpp_instr.base.extras import how_to_install
 from llamacpp_instr.cli.options import command
-from llamacpp_instr.extras import how_to_install
 
 
 @command(
@@ -20,8 +20,8 @@ def doctor(as_json: bool) -> None:
 
     Exits with status 0 if recording works, else 1.
     """
-    from llamacpp_instr.build.doctor import diagnose
-    from llamacpp_instr.terminal import print_line, render_json
+    from llamacpp_instr.base.terminal import print_line, render_json
+    from llamacpp_instr.llama.build.doctor import diagnose
 
     found = diagnose()
     if as_json:

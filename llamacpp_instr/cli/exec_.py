@@ -60,9 +60,9 @@ def exec_(
     secret, password, passwd, passphrase, credential(s), auth or authorization. It also replaces
     words that begin with sk-, hf_, gh?_ or github_pat_, and passwords in URLs.
     """
+    from llamacpp_instr.base.terminal import notice
     from llamacpp_instr.recording.files import logs_of
     from llamacpp_instr.run.exec import execute, log_target
-    from llamacpp_instr.terminal import notice
 
     target = log_target(command, log)
     before = logs_of(target)

@@ -48,12 +48,12 @@ def import_(source: Path, output: Path, type_: str | None, base: Path | None, fo
     llama.cpp's own converter does the work, in its own process. It needs the packages of
     llamacpp-instr[hf]. No code of the folder runs, and nothing is downloaded but the converter.
     """
-    from llamacpp_instr.errors import UsageError
-    from llamacpp_instr.importer.runner import import_model
-    from llamacpp_instr.importer.source import open_source
-    from llamacpp_instr.output import check_model_output
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.terminal import notice
+    from llamacpp_instr.base.errors import UsageError
+    from llamacpp_instr.base.output import check_model_output
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.lab.importer.runner import import_model
+    from llamacpp_instr.lab.importer.source import open_source
 
     if str(output) == "-":
         raise UsageError("a model is written to a file, not to standard output; name one")

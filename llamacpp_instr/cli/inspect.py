@@ -22,7 +22,11 @@ def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
     Reads only the headers, however large the file is. MODEL is a GGUF file, also a LoRA adapter or
     a multimodal projector, the first part of a split model, or demo for the demo model.
     """
-    from converters.analyses.inspect import compute_inspection, compute_tensors, list_tensors
+    from llamacpp_instr.converters.analyses.inspect import (
+        compute_inspection,
+        compute_tensors,
+        list_tensors,
+    )
     from llamacpp_instr.model.file import load_any_file
 
     output.check(model)
@@ -36,8 +40,8 @@ def inspect(model: str, tensors: bool, output: ReportOutput) -> None:
     charts = []
     if output.form == "html" and file.weights:
         # it draws with NumPy, which the headers do not need
-        from converters.analyses.memory.pictures import chart_bits_by_layer
-        from converters.analyses.stored_weights import stored_in_file
+        from llamacpp_instr.converters.analyses.memory.pictures import chart_bits_by_layer
+        from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 
         charts.append(chart_bits_by_layer(stored_in_file(file).tensors))
     output.write(reports, table=every, charts=charts, title=file.path.name)

@@ -6,10 +6,10 @@ import threading
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.serving import Serving, serving_options
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import need
 
 
 @command(
@@ -29,7 +29,7 @@ def live(log: str, serving: Serving, tui: bool) -> None:
 
     Prometheus can read the same figures at /metrics of that port.
 
-    --tui shows the figures in the terminal, for a machine that one is logged into.
+    --tui shows the figures in the terminal, for example on a remote machine.
     """
     if not tui:
         show(log, serving)
@@ -45,18 +45,18 @@ def show(log: str, serving: Serving) -> None:
     import signal
 
     need("live")
-    from converters.live.hub import Hub
-    from converters.live.server import LiveServer
-    from llamacpp_instr.cli.live_range import RangeOpener
+    from llamacpp_instr.base.terminal import print_line
+    from llamacpp_instr.converters.live.live_session import LiveSession
+    from llamacpp_instr.converters.live.ranges import RangeOpener
+    from llamacpp_instr.converters.live.server import LiveServer
     from llamacpp_instr.log.follow import FollowedLog
-    from llamacpp_instr.terminal import print_line
 
     stop = threading.Event()
     followed = FollowedLog(log, stop)
-    hub = Hub(followed)
-    ranges = RangeOpener(hub, followed)
-    server = LiveServer(hub, ranges.open, serving.port or 0)
-    hub.start()
+    session = LiveSession(followed)
+    ranges = RangeOpener(session, followed)
+    server = LiveServer(session, ranges.open, serving.port or 0)
+    session.start()
 
     def started() -> None:
         serving.show(server.address)
@@ -69,7 +69,7 @@ def show(log: str, serving: Serving) -> None:
             server.run(started)
     finally:
         stop.set()
-        hub.join()
+        session.join()
 
 
 def show_in_terminal(log: str) -> None:
@@ -79,18 +79,18 @@ def show_in_terminal(log: str) -> None:
     import sys
 
     need("tui")
-    from converters.live.hub import Hub
-    from converters.live.tui import LiveApp
+    from llamacpp_instr.converters.live.live_session import LiveSession
+    from llamacpp_instr.converters.live.tui import LiveApp
     from llamacpp_instr.log.follow import FollowedLog
 
     drawable = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     if not (sys.stdin.isatty() and sys.stdout.isatty() and drawable):
         raise UsageError("--tui needs a terminal; leave it out for the page")
     stop = threading.Event()
-    hub = Hub(FollowedLog(log, stop))
-    hub.start()
+    session = LiveSession(FollowedLog(log, stop))
+    session.start()
     try:
-        LiveApp(hub).run()
+        LiveApp(session).run()
     finally:
         stop.set()
-        hub.join()
+        session.join()

@@ -35,9 +35,9 @@ class Logs:
     def converting(self, bound: SizeBound) -> Iterator[list[EventReader]]:
         """The events of each run, with a progress bar, for a trace of a size within `bound`. At the
         end it says of each log that is not whole what is missing."""
+        from llamacpp_instr.base.progress import progress_bar
         from llamacpp_instr.log.parts import read_run
         from llamacpp_instr.log.runs import find_runs
-        from llamacpp_instr.progress import progress_bar
 
         runs = find_runs(self.names)
         with progress_bar(f"Converting {', '.join(run.name for run in runs)}") as on_progress:
@@ -57,7 +57,7 @@ log_options = log_options_of("LOG...")
 
 def tell_ends(readers: Sequence[EventReader]) -> None:
     """Say for each log that was read whether it is whole, if it is not."""
-    from llamacpp_instr.terminal import notice
+    from llamacpp_instr.base.terminal import notice
 
     for reader in readers:
         if reader.end is not None and (said := reader.end.sentence()):
@@ -99,8 +99,8 @@ class GroupedCommand(click.Command):
 
 def load_run(run: Run, lenient: bool = False) -> Session:
     """The session of a run, with a progress bar."""
+    from llamacpp_instr.base.progress import progress_bar
     from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.progress import progress_bar
 
     with progress_bar(f"Reading {run.name}") as on_progress:
         return load_session(run, on_progress, lenient)
@@ -108,6 +108,6 @@ def load_run(run: Run, lenient: bool = False) -> Session:
 
 def is_model(source: str) -> bool:
     """Whether an argument that may be a model or a log is a model."""
-    from llamacpp_instr.output import begins_as_model
+    from llamacpp_instr.base.output import begins_as_model
 
     return source == "demo" or source.lower().endswith(".gguf") or begins_as_model(source)

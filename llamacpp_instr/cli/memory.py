@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.cli.logs import Logs, is_model
 from llamacpp_instr.cli.options import (
     ReportOutput,
@@ -16,17 +17,16 @@ from llamacpp_instr.cli.options import (
     lenient_option,
     report_options,
 )
-from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
-    from converters.analyses.memory.report_of_context import Held
-    from converters.analyses.stored_weights import StoredModel
-    from converters.report.charts import Chart
-    from converters.report.page import Figure
-    from converters.report.report import Report
+    from llamacpp_instr.converters.analyses.memory.report_of_context import Held
+    from llamacpp_instr.converters.analyses.stored_weights import StoredModel
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.session import Session
     from llamacpp_instr.model.file import ModelFile
+    from llamacpp_instr.report.charts import Chart
+    from llamacpp_instr.report.page import Figure
+    from llamacpp_instr.report.report import Report
 
     Shown = list[tuple[StoredModel, list[Report]]]
 
@@ -72,10 +72,10 @@ def memory(
     file, plain or compressed, or - for standard input. The parts of a rotated log are one session;
     other logs are shown one after the other.
     """
-    from converters.analyses.memory import joined_tensors, shortened
-    from converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
-    from converters.report.arrange import named_by
+    from llamacpp_instr.converters.analyses.memory import joined_tensors, shortened
+    from llamacpp_instr.converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
     from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.report.arrange import named_by
 
     output.check(*sources)
     source = next(filter(is_model, sources), sources[0])
@@ -109,13 +109,13 @@ def memory(
 def _of_model(
     name: str, options: ContextOptions, mmap: bool, room: int | None
 ) -> tuple[StoredModel, list[Report]]:
-    from converters.analyses.memory import compression_reports
-    from converters.analyses.memory.report_of_context import Held
-    from converters.analyses.stored_weights import stored_in_file
-    from llamacpp_instr.memory.dry_run import LoadError
-    from llamacpp_instr.memory.machine import machine_memory
-    from llamacpp_instr.memory.plan import plan_memory
+    from llamacpp_instr.converters.analyses.memory import compression_reports
+    from llamacpp_instr.converters.analyses.memory.report_of_context import Held
+    from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.recording.memory.dry_run import LoadError
+    from llamacpp_instr.recording.memory.machine import machine_memory
+    from llamacpp_instr.recording.memory.plan import plan_memory
 
     options.check()
     model = load_model_file(name)
@@ -129,9 +129,9 @@ def _of_model(
 
 
 def _of_session(session: Session) -> Shown:
-    from converters.analyses.memory import compression_reports
-    from converters.analyses.memory.report_of_context import recorded_memory
-    from converters.analyses.stored_weights import recorded_file, stored_in_log
+    from llamacpp_instr.converters.analyses.memory import compression_reports
+    from llamacpp_instr.converters.analyses.memory.report_of_context import recorded_memory
+    from llamacpp_instr.converters.analyses.stored_weights import recorded_file, stored_in_log
 
     if not session.tensors:
         raise UsageError(f"{session.path} contains no tensors of a model")
@@ -152,7 +152,7 @@ def _of_session(session: Session) -> Shown:
 
 def _predicted(held: Held, file: ModelFile | None, why_not: str) -> Held:
     """`held` with the prediction for the measured settings, or with the reason for its absence."""
-    from llamacpp_instr.memory.plan import plan_memory_again
+    from llamacpp_instr.recording.memory.plan import plan_memory_again
 
     if file is None or held.measured is None:
         return replace(held, notes=[*held.notes, why_not])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import Logs, is_model
 from llamacpp_instr.cli.options import (
     MOST_TOKENS,
@@ -13,7 +14,6 @@ from llamacpp_instr.cli.options import (
     past_option,
     report_options,
 )
-from llamacpp_instr.errors import UsageError
 
 
 @command(
@@ -42,10 +42,15 @@ def ops(
     MODEL is a GGUF file, or demo for the demo model; its graph comes from a dry run, which reads no
     weights. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     """
-    from converters.analyses.ops import count_ops, ops_of_log, ops_report, phase_title
+    from llamacpp_instr.converters.analyses.ops import (
+        count_ops,
+        ops_of_log,
+        ops_report,
+        phase_title,
+    )
     from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
     from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.recording.memory.dry_graph import UbatchShape, dry_graphs
 
     output.check(source)
     if is_model(source):

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from converters.report.charts import Chart
-    from converters.report.page import Figure
-    from converters.report.render import Form
-    from converters.report.report import Report
+    from llamacpp_instr.report.charts import Chart
+    from llamacpp_instr.report.page import Figure
+    from llamacpp_instr.report.render import Form
+    from llamacpp_instr.report.report import Report
 
 LAST = 2**63
 MOST_TOKENS = 1 << 16
@@ -202,15 +202,15 @@ class ReportOutput:
 
     @property
     def form(self) -> Form:
-        from converters.report.render import form_of
+        from llamacpp_instr.report.render import form_of
 
         return form_of(self.flag, self.path)
 
     def check(self, *inputs: str | Path | None, exports: Sequence[str] = ()) -> None:
         """Raise `UsageError` if the output cannot be written, is one of `inputs`, or has the suffix
         of something else; `exports` are those of the command beside its report."""
-        from converters.report.render import SUFFIXES
-        from llamacpp_instr.output import check_output
+        from llamacpp_instr.base.output import check_output
+        from llamacpp_instr.report.render import SUFFIXES
 
         check_output(self.path, self.force, *inputs)
         suffix = Path(self.path).suffix.lower()
@@ -232,8 +232,8 @@ class ReportOutput:
     ) -> None:
         """Write the reports in the chosen format; the arguments are those of `render`. A file is
         not as wide as the terminal that it was written from."""
-        from converters.report.render import render
-        from llamacpp_instr.terminal import PIPE
+        from llamacpp_instr.base.terminal import PIPE
+        from llamacpp_instr.report.render import render
 
         width = None if self.path == "-" else PIPE
         self.write_text(
@@ -244,15 +244,15 @@ class ReportOutput:
         self, named: Sequence[tuple[str, Sequence[Report], Report | None]], **more: Any
     ) -> None:
         """Write the reports of several logs, with the arguments of `side_by_side` and `write`."""
-        from converters.report.arrange import side_by_side
+        from llamacpp_instr.report.arrange import side_by_side
 
         reports, table = side_by_side(named)
         self.write(reports, table=table, **more)
 
     def write_text(self, text: str) -> None:
         """Write what was rendered, whole."""
-        from llamacpp_instr.output import open_output
-        from llamacpp_instr.terminal import abandon_standard_output
+        from llamacpp_instr.base.output import open_output
+        from llamacpp_instr.base.terminal import abandon_standard_output
 
         try:
             with open_output(self.path, self.force) as file:

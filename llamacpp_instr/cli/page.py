@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
-from llamacpp_instr.errors import UsageError
 
 
 @command("instr page session.log -o session.html")
@@ -27,11 +27,11 @@ def page(logs: Logs, output: str | None, force: bool) -> None:
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. The parts of a rotated
     log are one session; several sessions follow each other, below a table of their figures.
     """
-    from converters.analyses.page import compute_page
-    from converters.report.page import render_page
+    from llamacpp_instr.base.terminal import print_line
     from llamacpp_instr.cli.options import ReportOutput, default_name
-    from llamacpp_instr.probe.file import known_probe
-    from llamacpp_instr.terminal import print_line
+    from llamacpp_instr.converters.analyses.page import compute_page
+    from llamacpp_instr.prediction.probe.file import known_probe
+    from llamacpp_instr.report.page import render_page
 
     output = output or default_name(logs.names[0], "html", "page")
     to = ReportOutput("html", output, force)

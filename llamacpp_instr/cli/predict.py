@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.options import MOST_TOKENS, ReportOutput, command, report_options
-from llamacpp_instr.errors import UsageError
 
 if TYPE_CHECKING:
-    from converters.analyses.predict import Case
+    from llamacpp_instr.converters.analyses.predict import Case
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import ModelFile
-    from llamacpp_instr.probe.file import Probe
+    from llamacpp_instr.prediction.probe.file import Probe
 
 
 def _threads(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[int]:
@@ -82,13 +82,13 @@ def predict(
 
     MODEL is a GGUF file, the first part of a split model, or demo for the demo model.
     """
-    from converters.analyses.predict import predict_reports
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.converters.analyses.predict import predict_reports
+    from llamacpp_instr.lab.quantize.plan import parse_file_type
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.prediction.model import kernel_model
-    from llamacpp_instr.probe.file import read_probe
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.quantize.plan import parse_file_type
+    from llamacpp_instr.prediction.probe.file import read_probe
 
     output.check(model, machine)
     probe = read_probe(machine)
@@ -127,10 +127,10 @@ def _length(model: ModelFile, option: str, tokens: int | None, least: int) -> in
 
 def _made(source: ModelFile, names: list[str], stack: ExitStack) -> list[tuple[str, ModelFile]]:
     """The model in each file type, as it is if none was named."""
+    from llamacpp_instr.base.temporary import temporary_directory
+    from llamacpp_instr.lab.quantize.plan import QuantizeOptions
+    from llamacpp_instr.lab.quantize.runner import Quantizer
     from llamacpp_instr.prediction.retyped import write_retyped
-    from llamacpp_instr.quantize.plan import QuantizeOptions
-    from llamacpp_instr.quantize.runner import Quantizer
-    from llamacpp_instr.temporary import temporary_directory
 
     if not names:
         return [(source.file_type or "as it is", source)]
@@ -150,12 +150,12 @@ def _cases(
     options: ContextOptions,
     past: int,
 ) -> list[Case]:
-    from converters.analyses.predict import Case, Step
-    from llamacpp_instr.graph.timeline import plan_timeline
-    from llamacpp_instr.memory.dry_graph import UbatchShape
-    from llamacpp_instr.memory.plan import plan_memory
+    from llamacpp_instr.converters.analyses.predict import Case, Step
+    from llamacpp_instr.log.graph.timeline import plan_timeline
     from llamacpp_instr.prediction.model import kernel_model
     from llamacpp_instr.prediction.steps import planned_steps
+    from llamacpp_instr.recording.memory.dry_graph import UbatchShape
+    from llamacpp_instr.recording.memory.plan import plan_memory
 
     shapes = [UbatchShape(options.batch or 1), UbatchShape(1, past)]
     steps = planned_steps(file, options, shapes)

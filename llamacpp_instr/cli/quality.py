@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.cli.options import (
     MOST_TOKENS,
     ReportOutput,
@@ -15,11 +16,10 @@ from llamacpp_instr.cli.options import (
     report_options,
     threads_option,
 )
-from llamacpp_instr.errors import NativeError, UsageError
 
 if TYPE_CHECKING:
-    from converters.report.charts import Chart
-    from converters.report.report import Report
+    from llamacpp_instr.report.charts import Chart
+    from llamacpp_instr.report.report import Report
 
 
 @command("instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf")
@@ -70,14 +70,18 @@ def quality(
     All models run side by side, so no logits are stored. On the same text the figures equal those
     of llama-perplexity. A model is a GGUF file, or demo for the demo model.
     """
-    from converters.analyses.error_charts import draw_errors
-    from converters.analyses.quality import compute_quality, draw_divergence, short_names
-    from converters.analyses.weight_errors import weight_error_reports
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.converters.analyses.error_charts import draw_errors
+    from llamacpp_instr.converters.analyses.quality import (
+        compute_quality,
+        draw_divergence,
+        short_names,
+    )
+    from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
+    from llamacpp_instr.lab.quality.logits import OutputOptions, check_comparison, compare_outputs
+    from llamacpp_instr.lab.weights.compare import compute_weight_errors
+    from llamacpp_instr.lab.weights.error import Sums
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.quality.logits import OutputOptions, check_comparison, compare_outputs
-    from llamacpp_instr.weights.compare import compute_weight_errors
-    from llamacpp_instr.weights.error import Sums
 
     _check_effect({"text": text, **given}, only)
     output.check(reference, *candidates, text)

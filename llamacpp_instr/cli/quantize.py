@@ -74,12 +74,12 @@ def quantize(
     or F32, the first part of a split model, or demo for the demo model. A table lists the size of
     each file, and the tensors that could not get the intended type.
     """
-    from converters.analyses.quantization import list_tensors, quantization_reports
-    from converters.report.render import SUFFIXES
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.converters.analyses.quantization import list_tensors, quantization_reports
+    from llamacpp_instr.lab.quantize.plan import QuantizeOptions, parse_tensor_type, quantized_paths
+    from llamacpp_instr.lab.quantize.runner import Quantizer
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.quantize.plan import QuantizeOptions, parse_tensor_type, quantized_paths
-    from llamacpp_instr.quantize.runner import Quantizer
+    from llamacpp_instr.report.render import SUFFIXES
 
     options = QuantizeOptions(
         tensor_types=[_override(text) for text in tensor_types],
@@ -107,8 +107,8 @@ def quantize(
 
 
 def _override(text: str) -> tuple[str, GgmlType]:
-    from llamacpp_instr.errors import UsageError
-    from llamacpp_instr.quantize.plan import parse_tensor_type
+    from llamacpp_instr.base.errors import UsageError
+    from llamacpp_instr.lab.quantize.plan import parse_tensor_type
 
     pattern, equals, name = text.rpartition("=")
     if not equals or not pattern:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.extras import need
-from llamacpp_instr.schema import LEVELS
+from llamacpp_instr.base.extras import need
+from llamacpp_instr.log.schema import LEVELS
 
 LOOK_S = 0.1
 LAST_FRAME_S = 0.5
@@ -100,7 +100,7 @@ with contextlib.suppress(KeyboardInterrupt):
 
 
 def _start(log: Path) -> subprocess.Popen[bytes]:
-    from llamacpp_instr.isolated import python
+    from llamacpp_instr.base.isolated import python
 
     command = python(_SERVE, str(log))
     return subprocess.Popen(

@@ -31,7 +31,7 @@ def requests(logs: Logs, top: int, output: ReportOutput) -> None:
     (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are
     shown one after the other.
     """
-    from converters.analyses.requests import compute_requests
+    from llamacpp_instr.converters.analyses.requests import compute_requests
 
     output.check(*logs.names)
     found = [(session.path, compute_requests(session, top)) for session in logs.sessions()]

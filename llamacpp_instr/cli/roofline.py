@@ -32,8 +32,8 @@ def roofline(logs: Logs, probe_file: str | None, output: ReportOutput) -> None:
     - for standard input. The parts of a rotated log are one session; other logs are shown one after
     the other.
     """
-    from converters.analyses.roofline import roofline as compute_roofline
-    from llamacpp_instr.probe.file import read_probe
+    from llamacpp_instr.converters.analyses.roofline import roofline as compute_roofline
+    from llamacpp_instr.prediction.probe.file import read_probe
 
     output.check(*logs.names, probe_file)
     probe = read_probe(probe_file)

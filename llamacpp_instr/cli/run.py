@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli import recording
 from llamacpp_instr.cli.options import command, context_options, read_text
-from llamacpp_instr.errors import UsageError
 
 
 @command(
@@ -115,14 +115,14 @@ def run(
     With --log - the log goes to standard output and the text to standard error, without a summary.
     With --perfetto - the trace goes to standard output, the text to standard error.
     """
-    from llamacpp_instr.debugger.capture import capturing
-    from llamacpp_instr.importer.cached import imported
+    from llamacpp_instr.base.output import check_not_input, check_output, open_output
+    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.debugger.shards import capturing
+    from llamacpp_instr.lab.importer.cached import imported
     from llamacpp_instr.llama.sampling import Sampling
-    from llamacpp_instr.output import check_not_input, check_output, open_output
     from llamacpp_instr.recording.files import fresh_log
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions
     from llamacpp_instr.run.session import run as run_model
-    from llamacpp_instr.terminal import notice
 
     inputs = [model, prompt_file, "-" if "-" in prompts else None]
     if log is not None:
@@ -160,16 +160,16 @@ def run(
         written = run_model(options, out, debugger=debugger)
     if str(written) == "-":
         return
-    from converters.analyses.summary import compute_summary
-    from converters.report.text import render_text
+    from llamacpp_instr.converters.analyses.summary import compute_summary
     from llamacpp_instr.log.session import load_session
+    from llamacpp_instr.report.text import render_text
 
     click.echo(render_text(compute_summary(load_session(written))), err=True)
     notice(f"log: {written}")
     if perfetto is not None:
-        from converters.exports.perfetto import Options, write_perfetto
         from llamacpp_instr.cli import size_bound
         from llamacpp_instr.cli.logs import Logs
+        from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 
         cure = f"convert some of its steps with `instr to-perfetto {written} --steps A:B`"
         bound = size_bound.SizeBound(size_bound.MAX_TRACE, whole=True, cure=cure)

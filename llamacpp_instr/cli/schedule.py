@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.progress import progress_bar
 from llamacpp_instr.cli.logs import Logs, is_model
 from llamacpp_instr.cli.options import (
     LAST,
@@ -18,14 +20,12 @@ from llamacpp_instr.cli.options import (
     parse_range,
     report_options,
 )
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.progress import progress_bar
 
 if TYPE_CHECKING:
-    from converters.scheduling.engines import Engines
-    from converters.scheduling.schedule import Schedule
-    from converters.scheduling.tasks import Tasks
-    from converters.scheduling.timed_graph import TimedGraph
+    from llamacpp_instr.converters.scheduling.engines import Engines
+    from llamacpp_instr.converters.scheduling.schedule import Schedule
+    from llamacpp_instr.converters.scheduling.tasks import Tasks
+    from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph
     from llamacpp_instr.log.session import Session
 
 MOST_SWEPT = 1024
@@ -141,11 +141,11 @@ def schedule(
     tiles.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. GRAPH.toml has tasks by
-    hand. Of a MODEL, a GGUF file or demo, the times are predicted: a decode after 512 tokens, or a
+    hand. For a MODEL (a GGUF file or demo) the times are predicted: a decode after 512 tokens, or a
     prefill of 512, on one thread.
     """
-    from converters.scheduling.engines import equal_engines, parse_engines
-    from llamacpp_instr.output import check_output
+    from llamacpp_instr.base.output import check_output
+    from llamacpp_instr.converters.scheduling.engines import equal_engines, parse_engines
 
     swept = parse_range("--sweep", sweep)
     if swept is not None:
@@ -185,7 +185,7 @@ def _tasks_of(source: str, chosen: _Chosen, machine: str | None, lenient: bool) 
 
 
 def _of_graph(source: str, chosen: _Chosen) -> MakeTasks:
-    from converters.scheduling.hand_made import read_hand_made
+    from llamacpp_instr.converters.scheduling.hand_made import read_hand_made
 
     none = chosen.layers is None and chosen.phase is None and chosen.step is None
     if not none or chosen.split != "none" or chosen.beside_prefill:
@@ -198,7 +198,7 @@ def _of_graph(source: str, chosen: _Chosen) -> MakeTasks:
 
 
 def _of_log(session: Session, chosen: _Chosen) -> MakeTasks:
-    from converters.scheduling.from_log import recorded_graph
+    from llamacpp_instr.converters.scheduling.from_log import recorded_graph
 
     def graph_of(prefill: bool) -> tuple[TimedGraph, list[str]]:
         phase, step = ("prefill", None) if prefill else (chosen.phase, chosen.step)
@@ -215,7 +215,7 @@ def _of_graphs(
     chosen: _Chosen,
 ) -> MakeTasks:
     """`graph_of` makes the chosen graph, or the prefill beside it; their times are of `cpu`."""
-    from converters.scheduling.tasks import beside
+    from llamacpp_instr.converters.scheduling.tasks import beside
 
     dividers = [
         _divider(*graph_of(prefill), cpu, source, chosen.split)
@@ -235,14 +235,14 @@ def _of_graphs(
 
 def _divider(timed: TimedGraph, told: list[str], cpu: str, source: str, split: Any) -> MakeTasks:
     """Times the parts of kernels once, if they are wanted. `told` are notes about the graph."""
-    from converters.scheduling.split import divide, part_shapes
+    from llamacpp_instr.converters.scheduling.split import divide, part_shapes
 
     times = {}
     notes = []
     shapes = part_shapes(timed) if split == "heads" else {}
     if shapes:
-        from llamacpp_instr.probe.parts import differs, time_all
-        from llamacpp_instr.probe.shapes import AttentionShape
+        from llamacpp_instr.prediction.probe.parts import differs, time_all
+        from llamacpp_instr.prediction.probe.shapes import AttentionShape
 
         flash = any(isinstance(of, AttentionShape) and of.fused for of in shapes.values())
         if (other := differs(cpu)) and flash:
@@ -272,13 +272,13 @@ def _of_model(source: str, chosen: _Chosen, machine: str | None) -> MakeTasks:
     """The graph of a dry run, with the times that are predicted for one thread."""
     import numpy as np
 
-    from converters.scheduling.timed_graph import timed_graph
-    from llamacpp_instr.graph.kernels import plan_kernels
+    from llamacpp_instr.converters.scheduling.timed_graph import timed_graph
     from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.memory.dry_graph import UbatchShape
+    from llamacpp_instr.log.graph.kernels import plan_kernels
     from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.prediction.probe.file import read_probe
     from llamacpp_instr.prediction.steps import DEFAULT_TOKENS, planned_steps, trained_tokens
-    from llamacpp_instr.probe.file import read_probe
+    from llamacpp_instr.recording.memory.dry_graph import UbatchShape
 
     if chosen.step is not None or chosen.phase == "encode":
         raise UsageError(f"{source} is a model: choose --phase prefill or decode")
@@ -310,19 +310,19 @@ def _of_model(source: str, chosen: _Chosen, machine: str | None) -> MakeTasks:
 
 
 def _in_flight(tasks: Tasks, chosen: _Chosen) -> Tasks:
-    from converters.scheduling.tasks import several_sequences, several_tokens
+    from llamacpp_instr.converters.scheduling.tasks import several_sequences, several_tokens
 
     return several_sequences(several_tokens(tasks, chosen.tokens), chosen.sequences)
 
 
 def _planner(chosen: _Chosen) -> Callable[[Tasks, Engines], Schedule]:
-    from converters.scheduling.policies import schedule_list, schedule_program
+    from llamacpp_instr.converters.scheduling.policies import schedule_list, schedule_program
 
     if chosen.policy == "program":
         return schedule_program
     if chosen.policy == "list":
         return schedule_list
-    from converters.scheduling.optimum import schedule_optimal
+    from llamacpp_instr.converters.scheduling.optimum import schedule_optimal
 
     def search(tasks: Tasks, engines: Engines) -> Schedule:
         with progress_bar("Searching") as on_progress:
@@ -334,12 +334,12 @@ def _planner(chosen: _Chosen) -> Callable[[Tasks, Engines], Schedule]:
 def _write(
     made: Schedule, source: str, notes: list[str], perfetto: str | None, output: ReportOutput
 ) -> None:
-    from converters.scheduling.report import gantt_chart, schedule_reports
+    from llamacpp_instr.converters.scheduling.report import gantt_chart, schedule_reports
 
     title = f"Schedule of {source}"
     if perfetto is not None:
-        from converters.scheduling.trace import write_trace
-        from llamacpp_instr.output import open_output
+        from llamacpp_instr.base.output import open_output
+        from llamacpp_instr.converters.scheduling.trace import write_trace
 
         with open_output(perfetto, output.force) as file:
             write_trace(made, file.write, title)
@@ -355,8 +355,8 @@ def _write_sweep(
     counts: range,
     output: ReportOutput,
 ) -> None:
-    from converters.scheduling.engines import equal_engines
-    from converters.scheduling.report import sweep_chart, sweep_point, sweep_reports
+    from llamacpp_instr.converters.scheduling.engines import equal_engines
+    from llamacpp_instr.converters.scheduling.report import sweep_chart, sweep_point, sweep_reports
 
     points = []
     notes: list[str] = []

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from llamacpp_instr.base.terminal import print_line
 from llamacpp_instr.cli.options import gathered
-from llamacpp_instr.terminal import print_line
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any, BinaryIO, cast
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import notice
 from llamacpp_instr.cli.options import bytes_of_size
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.terminal import notice
 
 MAX_TRACE = 10**9
 """bytes that the UI can open"""

@@ -70,9 +70,14 @@ def stats(
     (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are
     shown one after the other.
     """
-    from converters.analyses.stats import compute_stats
-    from converters.analyses.stats_keys import Filter, layer_filter, op_filter, where_filter
-    from converters.report.arrange import arrange
+    from llamacpp_instr.converters.analyses.stats import compute_stats
+    from llamacpp_instr.converters.analyses.stats_keys import (
+        Filter,
+        layer_filter,
+        op_filter,
+        where_filter,
+    )
+    from llamacpp_instr.report.arrange import arrange
 
     output.check(*logs.names)
     filters: list[Filter] = [where_filter(text) for text in wheres]

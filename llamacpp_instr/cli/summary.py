@@ -19,8 +19,8 @@ def summary(logs: Logs, output: ReportOutput) -> None:
     of the recording. LOG is a file, plain or compressed (.gz, .zst), or - for standard input. The
     parts of a rotated log are one session; other logs are shown one after the other.
     """
-    from converters.analyses.summary import compute_summary
-    from llamacpp_instr.probe.file import known_probe
+    from llamacpp_instr.converters.analyses.summary import compute_summary
+    from llamacpp_instr.prediction.probe.file import known_probe
 
     output.check(*logs.names)
     probe = known_probe()

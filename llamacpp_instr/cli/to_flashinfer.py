@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import ReportOutput, command, form_options
-from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
-    from converters.flashinfer.dataset import Arrays
-    from converters.flashinfer.workloads import Found, Workload
+    from llamacpp_instr.converters.exports.flashinfer.dataset import Arrays
+    from llamacpp_instr.converters.exports.flashinfer.workloads import Found, Workload
     from llamacpp_instr.log.session import Session
 
 
@@ -52,12 +52,15 @@ def to_flashinfer(
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input, recorded with --level
     detailed or verbose. DATASET must not exist; it appears when all its files are complete.
     """
-    from converters.flashinfer.coverage import coverage_report, load_definitions
-    from converters.flashinfer.dataset import write_dataset
-    from converters.flashinfer.workloads import find_workloads
-    from llamacpp_instr.output import check_output_directory, open_output_directory
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.terminal import notice
+    from llamacpp_instr.base.output import check_output_directory, open_output_directory
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.converters.exports.flashinfer.coverage import (
+        coverage_report,
+        load_definitions,
+    )
+    from llamacpp_instr.converters.exports.flashinfer.dataset import write_dataset
+    from llamacpp_instr.converters.exports.flashinfer.workloads import find_workloads
 
     need("tensors")
     check_output_directory(output, ())
@@ -74,12 +77,12 @@ def to_flashinfer(
 
 def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str]]:
     """The names of the tensors that were captured into `folder`, by the ids of their workloads."""
-    from converters.analyses.stored_weights import recorded_file
-    from converters.flashinfer.dataset import write_tensors
-    from llamacpp_instr.capturing.run import capture
-    from llamacpp_instr.errors import UsageError
+    from llamacpp_instr.base.errors import UsageError
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.converters.analyses.stored_weights import recorded_file
+    from llamacpp_instr.converters.exports.flashinfer.dataset import write_tensors
+    from llamacpp_instr.converters.validate.workload_tensors.run import capture
     from llamacpp_instr.llama.log import captured
-    from llamacpp_instr.progress import progress_bar
 
     if len(session.models) != 1:
         raise UsageError(f"{session.path}: --capture needs a log of one model")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.logs import Logs, is_model
 from llamacpp_instr.cli.options import MOST_TOKENS, command, lenient_option, past_option
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import need
 
 if TYPE_CHECKING:
+    from llamacpp_instr.log.schema import Graph
     from llamacpp_instr.model.file import ModelFile
-    from llamacpp_instr.schema import Graph
 
 
 @command(
@@ -59,15 +59,18 @@ def to_onnx(
     which reads no weights. A LOG must be recorded with --level verbose.
     """
     need("onnx", "onnx")
-    from converters.exports.onnx.export import export_graph
-    from converters.exports.onnx.weights import with_external_weights, with_weights_as_inputs
+    from llamacpp_instr.base.output import check_output, open_output
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import counted, notice
+    from llamacpp_instr.converters.exports.onnx.export import export_graph
+    from llamacpp_instr.converters.exports.onnx.weights import (
+        with_external_weights,
+        with_weights_as_inputs,
+    )
+    from llamacpp_instr.lab.weights.leafs import LeafWeights
     from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.output import check_output, open_output
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.terminal import counted, notice
-    from llamacpp_instr.weights.leafs import LeafWeights
+    from llamacpp_instr.recording.memory.dry_graph import UbatchShape, dry_graphs
 
     data = Path(output).with_suffix(".data")
     check_output(output, force, source)
@@ -110,8 +113,8 @@ def _of_log(
     source: str, step: int | None, no_weights: bool, lenient: bool
 ) -> tuple[Graph, ModelFile | None]:
     """The graph of a step, and the file of its weights."""
-    from converters.analyses.stored_weights import recorded_file
-    from llamacpp_instr.graph.copies import without_copies
+    from llamacpp_instr.converters.analyses.stored_weights import recorded_file
+    from llamacpp_instr.log.graph.copies import without_copies
 
     (session,) = Logs((source,), lenient).sessions()
     computes = session.computes

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
-from llamacpp_instr.extras import need
 
 
 @command(
@@ -31,13 +31,13 @@ def to_parquet(logs: Logs, output: str, as_csv: bool, force: bool) -> None:
     log are one session. The tables of several sessions have a first column `log` with the name of
     each row's log. DIR appears when all its files are complete.
     """
-    from converters.exports.table_files import stream_runs, write_csv, write_parquet
-    from converters.exports.tables import NAMES
+    from llamacpp_instr.base.output import check_not_input, open_output_directory
+    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.converters.exports.table_files import stream_runs, write_csv, write_parquet
+    from llamacpp_instr.converters.exports.tables import NAMES
     from llamacpp_instr.log.reader import LogEnd
     from llamacpp_instr.log.runs import Run, find_runs
-    from llamacpp_instr.output import check_not_input, open_output_directory
-    from llamacpp_instr.progress import progress_bar
-    from llamacpp_instr.terminal import notice
 
     if not as_csv:
         need("parquet", hint="or use --csv")

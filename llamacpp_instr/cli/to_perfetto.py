@@ -6,10 +6,10 @@ import sys
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command, default_name, parse_range
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
-from llamacpp_instr.errors import UsageError
 
 
 @command(
@@ -56,9 +56,9 @@ def to_perfetto(
     compressed (.gz, .zst), or - for standard input. The parts of a rotated log are one session;
     other logs have tracks of their own below.
     """
-    from llamacpp_instr.graph.timeline import Selection
-    from llamacpp_instr.output import check_output, open_output
-    from llamacpp_instr.terminal import print_line
+    from llamacpp_instr.base.output import check_output, open_output
+    from llamacpp_instr.base.terminal import print_line
+    from llamacpp_instr.log.graph.timeline import Selection
 
     selection = Selection(
         parse_range("--steps", steps),
@@ -78,11 +78,11 @@ def to_perfetto(
     with logs.converting(bound) as (first, *others), open_output(output, force) as whole:
         file = bound.counted(whole)
         if form == "json":
-            from converters.exports.chrome import write_chrome
+            from llamacpp_instr.converters.exports.chrome import write_chrome
 
             write_chrome(first, file, selection, not no_threads, compress, logs.lenient, others)
         else:
-            from converters.exports.perfetto import Options, write_perfetto
+            from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 
             options = Options(selection, not no_threads, flows, compress, logs.lenient)
             write_perfetto(first, file, options, others)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command, parse_range
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import need
 
 
 @command(
@@ -34,10 +34,10 @@ def to_torch(logs: Logs, output: str, steps: str | None, max_size: int, force: b
     detailed or verbose. The parts of a rotated log are one session; DIR gets one session. It
     appears when its files are complete.
     """
-    from converters.exports.torch.stream import NAMES, write_torch
-    from llamacpp_instr.graph.timeline import Selection
-    from llamacpp_instr.output import check_not_input, open_output_directory
-    from llamacpp_instr.terminal import notice
+    from llamacpp_instr.base.output import check_not_input, open_output_directory
+    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.converters.exports.torch.stream import NAMES, write_torch
+    from llamacpp_instr.log.graph.timeline import Selection
 
     need("torch")
     chosen = parse_range("--steps", steps)

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import ReportOutput, command, report_options
-from llamacpp_instr.errors import UsageError
 
 
 @command(
@@ -40,8 +40,8 @@ def tree(logs: Logs, by: Any, export: str | None, output: ReportOutput) -> None:
     speedscope's format. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     The parts of a rotated log are one session; other logs are shown one after the other.
     """
-    from converters.analyses.tree import build_tree
-    from converters.report.tree import leaves, outline, render_folded, render_speedscope
+    from llamacpp_instr.converters.analyses.tree import build_tree
+    from llamacpp_instr.report.tree import leaves, outline, render_folded, render_speedscope
 
     output.check(*logs.names, exports=(".folded",))
     if export is None and output.flag is None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.options import ReportOutput, command, report_options, threads_option
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import need
 
 _DECODES = 4
 
@@ -71,11 +71,11 @@ def validate(
     MODEL is a GGUF file, or demo for the demo model. Exits with status 1 if an error is beyond its
     tolerance.
     """
+    from llamacpp_instr.base.progress import progress_bar
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.llama.log import captured
-    from llamacpp_instr.memory.plan import check_memory
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.progress import progress_bar
+    from llamacpp_instr.recording.memory.plan import check_memory
 
     chosen = flash_attn or ("auto" if against is None else "off")
     options = ContextOptions(threads=threads, flash_attn=chosen)
@@ -87,8 +87,8 @@ def validate(
     need("onnx")  # the tables of --against are those of the ops
     output.check(model)
     if against is None:
-        from llamacpp_instr.validate.report import judge
-        from llamacpp_instr.validate.run import validate_model
+        from llamacpp_instr.converters.validate.report import judge
+        from llamacpp_instr.converters.validate.run import validate_model
 
         file = load_model_file(model)
         check_memory(file, options)
@@ -96,10 +96,10 @@ def validate(
             n = _DECODES if n is None else n
             verdict = judge(validate_model(file, prompt, n, options, log, on_progress))
     else:
-        from llamacpp_instr.validate.against.compare import default_bound
-        from llamacpp_instr.validate.against.ours import compare_with_transformers
-        from llamacpp_instr.validate.against.report import judge_states
-        from llamacpp_instr.validate.against.theirs import open_reference
+        from llamacpp_instr.converters.validate.against.compare import default_bound
+        from llamacpp_instr.converters.validate.against.ours import compare_with_transformers
+        from llamacpp_instr.converters.validate.against.report import judge_states
+        from llamacpp_instr.converters.validate.against.theirs import open_reference
 
         source = open_reference(against)
         source.check_output(Path(output.path))

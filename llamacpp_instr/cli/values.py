@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import Logs, log_options_of
 from llamacpp_instr.cli.options import ReportOutput, command, report_options
-from llamacpp_instr.errors import UsageError
 
 
 @command(
@@ -25,8 +25,12 @@ def values(logs: Logs, output: ReportOutput) -> None:
     prompt: `instr run MODEL --stats PATTERN`. LOG is a file, plain or compressed (.gz,
     .zst), or - for standard input; the parts of a rotated log are one.
     """
-    from converters.analyses.value_comparison import compare_values, map_shifts, map_values
-    from converters.analyses.values import compute_values
+    from llamacpp_instr.converters.analyses.value_comparison import (
+        compare_values,
+        map_shifts,
+        map_values,
+    )
+    from llamacpp_instr.converters.analyses.values import compute_values
 
     output.check(*logs.names)
     sessions = logs.sessions()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.logs import Logs, log_options_of
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.serving import Serving, serving_options
 from llamacpp_instr.cli.size_bound import MAX_TRACE, SizeBound
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import need
 
 SMALL_LOG = 32 << 20
 """bytes; for larger logs the arrows between ops would double a trace that is already large"""
@@ -30,8 +30,8 @@ def view(logs: Logs, serving: Serving) -> None:
     with .gz) is shown unchanged.
     """
     need("view", "starlette", "uvicorn")
-    from converters.perfetto_ui import find_ui, is_trace, show
-    from llamacpp_instr.temporary import temporary_directory
+    from llamacpp_instr.base.temporary import temporary_directory
+    from llamacpp_instr.report.perfetto_ui import find_ui, is_trace, show
 
     find_ui()  # before the conversion, which may take a while
     paths = [Path(name) for name in logs.names]
@@ -51,11 +51,11 @@ def view(logs: Logs, serving: Serving) -> None:
 
 def _convert(logs: Logs, trace: Path) -> tuple[int, int] | None:
     """Write logs as a trace; returns the time range (ns) to show first, or None."""
-    from converters.exports.first_look import first_look
-    from converters.exports.perfetto import Options, write_perfetto
+    from llamacpp_instr.base.output import open_output
+    from llamacpp_instr.converters.exports.first_look import first_look
+    from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
     from llamacpp_instr.log.parts import read_run
     from llamacpp_instr.log.runs import find_runs
-    from llamacpp_instr.output import open_output
 
     small = sum(Path(name).stat().st_size for name in logs.names) < SMALL_LOG
     options = Options(flows=small, lenient=logs.lenient)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.progress import progress_bar
 from llamacpp_instr.cli.options import ReportOutput, command, given_options, report_options
 from llamacpp_instr.cli.serving import Serving, serving_options
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import need
-from llamacpp_instr.progress import progress_bar
 
 if TYPE_CHECKING:
+    from llamacpp_instr.lab.weights.measure import WeightReader
     from llamacpp_instr.model.file import ModelFile
-    from llamacpp_instr.weights.measure import WeightReader
 
 
 @command(
@@ -51,16 +51,16 @@ def weights(
     --view serves a page on 127.0.0.1 until Ctrl-C that shows any tensor as a picture, from the
     whole to single weights. -o FILE.npz or FILE.safetensors exports the tensors as float32.
     """
-    from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.output import open_output
-    from llamacpp_instr.weights.export import (
+    from llamacpp_instr.base.output import open_output
+    from llamacpp_instr.lab.weights.export import (
         SUFFIXES,
         check_export,
         is_export,
         write_npz,
         write_safetensors,
     )  # fmt: skip
-    from llamacpp_instr.weights.measure import WeightReader, choose_weights
+    from llamacpp_instr.lab.weights.measure import WeightReader, choose_weights
+    from llamacpp_instr.model.file import load_model_file
 
     export = is_export(output.path) and output.flag is None
     if view and (output.flag is not None or output.path != "-"):
@@ -94,9 +94,9 @@ def weights(
 def _report(
     file: ModelFile, original: ModelFile | None, reader: WeightReader, output: ReportOutput
 ) -> None:
-    from converters.analyses.weight_errors import weight_error_reports
-    from converters.analyses.weights import weight_maps, weight_reports
-    from llamacpp_instr.weights.compare import compute_weight_errors
+    from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
+    from llamacpp_instr.converters.analyses.weights import weight_maps, weight_reports
+    from llamacpp_instr.lab.weights.compare import compute_weight_errors
 
     with progress_bar(f"Reading {file.path}") as on_progress:
         stats = list(reader.measure(file.weights, on_progress=on_progress))
@@ -118,10 +118,10 @@ def _show(
 ) -> None:
     """Serve the page until Ctrl-C."""
     need("live")
-    from converters.weights_view.server import WeightsServer
-    from converters.weights_view.tensors import Tensors
+    from llamacpp_instr.lab.view.server import WeightsServer
+    from llamacpp_instr.lab.view.tensors import Tensors
+    from llamacpp_instr.lab.weights.measure import WeightReader
     from llamacpp_instr.llama.threads import usable_cpus
-    from llamacpp_instr.weights.measure import WeightReader
 
     other = (original, WeightReader(original)) if original is not None else None
     tensors = Tensors((file, reader), other, usable_cpus())

@@ -1,1 +1,1 @@
-"""Stops a model between two ops of a compute: breakpoints, values, changes."""
+"""What `instr debug` stops at, reads and changes; the Debug Adapter Protocol; its page."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.attention import attention_node
 from llamacpp_instr.debugger.changes import Edit, Note, Repeated, change, replace, zero
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
@@ -13,7 +14,6 @@ from llamacpp_instr.debugger.residual import Part, block_outputs, find_residual
 from llamacpp_instr.debugger.rows import by_token, rows_of_nodes, token_numbers
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.errors import UsageError
 
 
 def ablate_block(layer: int, part: Part, note: Note) -> Repeated:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Source
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, read
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.ops import VIEW_OPS
+from llamacpp_instr.log.graph.ops import VIEW_OPS
 from llamacpp_instr.model.types import TYPES
 
 

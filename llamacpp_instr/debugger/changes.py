@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llamacpp_instr.base.errors import UsageError, reason
+from llamacpp_instr.base.extras import need
 from llamacpp_instr.debugger.figures import Slice, parse_slice
 from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, is_weight, read, write
-from llamacpp_instr.errors import UsageError, reason
-from llamacpp_instr.extras import need
 
 NOTE = "instr.change"
 _HEADER = 1 << 16

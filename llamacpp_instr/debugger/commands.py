@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.debugger import changes, show
 from llamacpp_instr.debugger.ablation import AblatedLayer, ablate_block, ablate_head
 from llamacpp_instr.debugger.attention import attention
@@ -24,7 +25,6 @@ from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.lens import Lens, most_probable
 from llamacpp_instr.debugger.listing import Listing, make_listing
 from llamacpp_instr.debugger.stop import STEPS, Go, Stop
-from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 
 AROUND = 5

@@ -12,8 +12,8 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.errors import UsageError
 
 
 @dataclass(frozen=True)

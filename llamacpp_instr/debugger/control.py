@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from llamacpp_instr.base.errors import InstrError, UsageError, reason
 from llamacpp_instr.debugger.ggml import ON_COMPUTE, ON_NODE, Info, ggml
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.points import Breakpoint
 from llamacpp_instr.debugger.stop import Go, Stop
 from llamacpp_instr.debugger.tensors import read
-from llamacpp_instr.errors import InstrError, UsageError, reason
 
 GRAPHS_KEPT = 8
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.points import COUNTS, FIGURES
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.errors import UsageError
 
 Slice = tuple[int | slice, ...]
 """what indexes an array: a number or a range for each of its first dimensions"""

@@ -9,7 +9,7 @@ import ctypes
 import functools
 from typing import Any
 
-from llamacpp_instr.errors import NativeError
+from llamacpp_instr.base.errors import NativeError
 from llamacpp_instr.llama.ggml import POINTER, Signatures, declare
 
 MAX_SRC = 10

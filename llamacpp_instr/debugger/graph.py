@@ -14,8 +14,8 @@ import numpy as np
 
 from llamacpp_instr.debugger.ggml import Info, Tensor, ggml, tensor_at
 from llamacpp_instr.debugger.tensors import Array, is_weight, read, shape_of
-from llamacpp_instr.graph.ops import VIEW_OPS, Block, blocks_of, op_params
-from llamacpp_instr.graph.words import describe
+from llamacpp_instr.log.graph.ops import VIEW_OPS, Block, blocks_of, op_params
+from llamacpp_instr.log.graph.words import describe
 from llamacpp_instr.model.types import TYPES
 
 

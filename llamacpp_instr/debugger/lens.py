@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.comparison import log_soft_max
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
+from llamacpp_instr.debugger.output_head import Tail
 from llamacpp_instr.debugger.residual import Residual, find_residual
 from llamacpp_instr.debugger.rows import by_token, rows_of_nodes, token_numbers
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.tail import Tail
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.errors import UsageError
 
 TOKENS_KEPT = 64
 """of each compute, the last so many tokens and those with logits can be looked at"""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.graph import LiveGraph, Node
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.log.graph.ops import BLOCKS
 
 FIGURES: dict[str, Callable[[Array], float]] = {
     "absmax": lambda finite: float(np.abs(finite).max(initial=0)),

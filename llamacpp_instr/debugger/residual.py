@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.graph import LiveGraph, Node
-from llamacpp_instr.errors import UsageError
 
 _LOGITS = "result_output"
 """what llama.cpp calls the logits, in almost every architecture"""

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import Literal, NamedTuple
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.ggml import Tensor, tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.errors import UsageError
 
 
 class Rows(NamedTuple):

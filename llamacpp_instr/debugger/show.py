@@ -7,13 +7,13 @@ from dataclasses import fields
 
 import numpy as np
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.debugger.attention import AttentionWeights
 from llamacpp_instr.debugger.comparison import Comparison
 from llamacpp_instr.debugger.figures import figures_of, parse_slice
 from llamacpp_instr.debugger.lens import Guess
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.terminal import counted
 
 _FEW = 6  # values that are printed of a row
 _SHADES = " ░▒▓█"

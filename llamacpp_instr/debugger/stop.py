@@ -6,10 +6,10 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.points import Breakpoint
 from llamacpp_instr.debugger.tensors import Array, read
-from llamacpp_instr.errors import UsageError
 
 
 class Go(enum.Enum):

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.ggml import Tensor, ggml, tensor_at
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.lab.weights.dequantize import load_dequantizer
 from llamacpp_instr.model.types import TYPES
-from llamacpp_instr.weights.dequantize import load_dequantizer
 
 Array = npt.NDArray[Any]
 

@@ -11,14 +11,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.base.signals import handled
+from llamacpp_instr.base.terminal import printable_text
 from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.show import describe_stop
 from llamacpp_instr.debugger.stop import Go, Stop
-from llamacpp_instr.errors import InstrError, UsageError
-from llamacpp_instr.signals import handled
-from llamacpp_instr.terminal import printable_text
 
 
 class Terminal(cmd.Cmd):

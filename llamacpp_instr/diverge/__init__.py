@@ -1,1 +1,1 @@
-"""Where two models with the same architecture part, and which of their weights cause it."""
+"""Two models side by side, node by node, and mixtures of their weights."""

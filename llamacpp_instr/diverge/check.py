@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import first_names
+from llamacpp_instr.lab.quality.logits import OutputOptions, check_comparison
 from llamacpp_instr.model.file import ModelFile
-from llamacpp_instr.quality.logits import OutputOptions, check_comparison
-from llamacpp_instr.terminal import first_names
 
 _FREE = ("context_length", "vocab_size")
 """hyper-parameters that change no node of a graph; the vocabulary is compared token by token"""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llamacpp_instr.graph.ops import Block
+from llamacpp_instr.log.graph.ops import Block
 
 Array = npt.NDArray[Any]
 

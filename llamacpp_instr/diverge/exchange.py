@@ -15,12 +15,12 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
+from llamacpp_instr.base.temporary import place
 from llamacpp_instr.debugger.ggml import Tensor, tensor_at
 from llamacpp_instr.diverge.follow import SharedWeight
-from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
-from llamacpp_instr.quality.divergence import kl_divergences
-from llamacpp_instr.quality.logits import logits_of
-from llamacpp_instr.temporary import place
+from llamacpp_instr.lab.quality.divergence import kl_divergences
+from llamacpp_instr.lab.quality.logits import logits_of
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 
 _FIELDS = ("type", "buffer", "nb", "data", "extra")
 
@@ -55,7 +55,7 @@ class Mixer:
 
     def __enter__(self) -> Mixer:
         self._file = cast("BinaryIO", tempfile.TemporaryFile(dir=place()))
-        with Context(self._model, self._options) as context:
+        with ModelContext(self._model, self._options) as context:
             for logits in self._logits(context):
                 self._file.write(logits.tobytes())
         return self
@@ -69,7 +69,7 @@ class Mixer:
         chosen = [weight for weight in self._weights if weight.name in names]
         total, n = 0.0, 0
         path = str(self._model.path)
-        with exchanged(chosen), Context(self._model, self._options) as context:
+        with exchanged(chosen), ModelContext(self._model, self._options) as context:
             for logits in self._logits(context):
                 data = self._file.read(logits.nbytes)
                 of_a = np.frombuffer(data, np.float32).reshape(logits.shape)
@@ -78,7 +78,7 @@ class Mixer:
                 n += len(kl)
         return total / n
 
-    def _logits(self, context: Context) -> Iterator[np.ndarray]:
+    def _logits(self, context: ModelContext) -> Iterator[np.ndarray]:
         for chunk in self._chunks:
             context.clear()
             for start in range(0, len(chunk), context.n_batch):

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.diverge.error import Array, Key, TensorError
-from llamacpp_instr.errors import InstrError, UsageError
-from llamacpp_instr.quality.divergence import kl_divergences
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.lab.quality.divergence import kl_divergences
 
 _CACHE = b"cache_"
 _AT_WORK = 4

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from converters.report.charts import Chart, lines_by_layer, map_by_layer
-from converters.report.report import Cell, Column, Report, shown
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.diverge.error import TensorError
 from llamacpp_instr.diverge.run import Divergences
 from llamacpp_instr.diverge.shares import Share, Shares
 from llamacpp_instr.model.file import role_of
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.report.charts import Chart, lines_by_layer, map_by_layer
+from llamacpp_instr.report.report import Cell, Column, Report, shown
 
 MOST = 10
 """rows of a table of the worst, in text"""

@@ -12,24 +12,29 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.terminal import counted, first_names
 from llamacpp_instr.debugger.api import debug
 from llamacpp_instr.diverge.check import check_pair
 from llamacpp_instr.diverge.error import Array, TensorError
 from llamacpp_instr.diverge.exchange import Mixer
 from llamacpp_instr.diverge.follow import Comparison
 from llamacpp_instr.diverge.shares import Shares, measure_shares
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.lab.quality.chunks import WRITTEN_AT_ONCE, WritingContext, write_chunks
+from llamacpp_instr.lab.quality.logits import (
+    DEFAULT_SEED,
+    OutputOptions,
+    check_contexts,
+    open_model,
+)
 from llamacpp_instr.llama.crashes import last_words
-from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.llama.prompts import tokenize
 from llamacpp_instr.model.file import ModelFile
-from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.quality.chunks import WRITTEN_AT_ONCE, WritingContext, write_chunks
-from llamacpp_instr.quality.logits import DEFAULT_SEED, OutputOptions, check_contexts, open_model
-from llamacpp_instr.temporary import temporary_directory
-from llamacpp_instr.terminal import counted, first_names
 
 DEFAULT_TOKENS = 512
 MAX_UBATCH = 512
@@ -89,7 +94,7 @@ class Pair:
         comparison = self.comparison
         total, done, most = 2 * sum(map(len, self.chunks)), 0, 0
         with _following(comparison), ExitStack() as stack:
-            contexts = [stack.enter_context(Context(of, self.choice)) for of in self.models]
+            contexts = [stack.enter_context(ModelContext(of, self.choice)) for of in self.models]
             check_contexts(contexts)
             per_token = 0
             for chunk in self.chunks:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from llamacpp_instr.base.progress import OnProgress
 from llamacpp_instr.model.file import NamedTensor, role_of
-from llamacpp_instr.progress import OnProgress
 
 SMALL = 0.01
 """A group with a smaller part of the sum is not divided: its weights cannot matter."""

@@ -1,1 +1,1 @@
-"""The patched llama.cpp: from its C functions to generated text."""
+"""The patched llama.cpp: how it is built, bound, asked for text, and how it crashes."""

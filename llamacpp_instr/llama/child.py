@@ -21,9 +21,9 @@ from typing import TypeVar, get_type_hints
 
 import msgspec
 
-from llamacpp_instr.child import no_core_dump
-from llamacpp_instr.errors import InstrError, error_named
-from llamacpp_instr.isolated import python
+from llamacpp_instr.base.child import no_core_dump
+from llamacpp_instr.base.errors import InstrError, error_named
+from llamacpp_instr.base.isolated import python
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_line
 

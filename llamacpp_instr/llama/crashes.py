@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from llamacpp_instr import terminal
+from llamacpp_instr.base import terminal
 from llamacpp_instr.llama import native
 
 _ON_ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)

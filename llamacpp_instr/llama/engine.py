@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.log import LlamaFailed, LlamaLog
 from llamacpp_instr.llama.threads import MAX_THREADS, default_threads
@@ -202,7 +202,7 @@ class LoadedModel:
         return bool(self.api.llama_vocab_is_eog(self.vocab, token))
 
 
-class Context:
+class ModelContext:
     """A context of a model: its memory, and the batches that it computes."""
 
     def __init__(self, model: LoadedModel, options: ContextOptions, embed_tokens: int = 0) -> None:
@@ -238,7 +238,7 @@ class Context:
         params.embeddings = embed_tokens > 0
         return params
 
-    def __enter__(self) -> Context:
+    def __enter__(self) -> ModelContext:
         return self
 
     def __exit__(self, *_: object) -> None:

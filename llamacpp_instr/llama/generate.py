@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.llama.engine import Context
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.llama.engine import ModelContext
 from llamacpp_instr.llama.sampling import Sampler
-from llamacpp_instr.terminal import counted
 
 Finish = Literal["end", "length", "context"]
 """Why generation stopped: the model ended it, `n` tokens were generated, the context is full."""
 
 
 def generate(
-    context: Context,
+    context: ModelContext,
     prompt: Sequence[int],
     sampler: Sampler,
     n: int,
@@ -46,7 +46,7 @@ def generate(
     return "length"
 
 
-def embed(context: Context, prompt: Sequence[int]) -> list[float]:
+def embed(context: ModelContext, prompt: Sequence[int]) -> list[float]:
     """The pooled embedding of `prompt`: as many values as the model's width, not normalized."""
     check_prompt(context, prompt)
     context.clear()
@@ -60,7 +60,7 @@ def embed(context: Context, prompt: Sequence[int]) -> list[float]:
     return values
 
 
-def check_prompt(context: Context, prompt: Sequence[int]) -> None:
+def check_prompt(context: ModelContext, prompt: Sequence[int]) -> None:
     """Raise `UsageError` for a prompt that the context cannot take."""
     if not prompt:
         raise UsageError(
@@ -79,7 +79,7 @@ def check_prompt(context: Context, prompt: Sequence[int]) -> None:
         )
 
 
-def prefill(context: Context, prompt: Sequence[int]) -> int:
+def prefill(context: ModelContext, prompt: Sequence[int]) -> int:
     """Compute the prompt; return how many tokens are then in the decoder's cache."""
     if context.model.has_encoder:
         context.encode(prompt)

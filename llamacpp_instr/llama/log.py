@@ -10,8 +10,8 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from llamacpp_instr.base.terminal import notice
 from llamacpp_instr.llama.interrupt import Interrupt
-from llamacpp_instr.terminal import notice
 
 # GGML_LOG_LEVEL_* of ggml.h
 _WARN, _ERROR, _CONT = 3, 4, 5

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from llamacpp_instr.errors import NativeError
+from llamacpp_instr.base.errors import NativeError
 
 ABI = 4
 """version of the recorder's C API that this package needs"""

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import notice
 from llamacpp_instr.llama.child import ChildEnded, call_in_child, limited_memory
 from llamacpp_instr.llama.engine import LoadedModel
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
-from llamacpp_instr.terminal import notice
 
 _MAX_BYTES = 2 << 30
 """memory that a vocabulary and a chat template may take"""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.llama.engine import Context
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.llama.engine import ModelContext
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Sampling:
 class Sampler:
     """A sampler chain of llama.cpp for one context."""
 
-    def __init__(self, context: Context, sampling: Sampling) -> None:
+    def __init__(self, context: ModelContext, sampling: Sampling) -> None:
         sampling.check()
         self.api = context.api
         self.context = context

@@ -1,1 +1,1 @@
-"""Logs: from bytes to checked events, to a session in columns."""
+"""Logs: bytes, events, ids that are followed, a session in columns, the graphs that it ran."""

@@ -5,7 +5,7 @@ The log does not name prompts. So the tokens of a sequence in a batch are of a p
 - they are the first of the sequence; a single one that has others before it is not, because the
   log then began in the middle of a request,
 - they go back before the end of the last prompt, which a context shift moves,
-- they are several of which not all have an output; several that all have one are the draft of
+- they are several and not all have an output; several that all have one are the draft of
   speculative decoding,
 - or no token was sampled since the prompt before them began. Without tokens, which the application
   then samples by itself: if they are several, or those before had no output, or filled a batch
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llamacpp_instr.schema import Kv, StepBegin, Token
+from llamacpp_instr.log.schema import Kv, StepBegin, Token
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamacpp_instr.graph.attention import Seen, Span, Ubatch
-from llamacpp_instr.schema import Compute, Context, Kv, Model, StepBegin
+from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
+from llamacpp_instr.log.schema import Compute, Context, Kv, Model, StepBegin
 
 
 @dataclass
@@ -159,7 +159,7 @@ class Caches:
 
 def _parts(step: StepBegin, before: int, n: int) -> list[tuple[int, int, int]]:
     """The sequence, first position and number of tokens of each sequence of a ubatch of `n` tokens
-    of a step, of which ubatches before had `before`; empty if the log does not tell."""
+    of a step whose earlier ubatches had `before` tokens; empty if the log does not say."""
     found = [(seq, pos, tokens) for seq, pos, tokens, _ in step.sequences]
     if len(found) == 1 and before + n <= found[0][2]:
         ((seq, pos, _),) = found

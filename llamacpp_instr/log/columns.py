@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.schema import LATEST, Event, Layers, Ops, Splits, StepBegin
+from llamacpp_instr.log.schema import LATEST, Event, Layers, Ops, Splits, StepBegin
 
 Int64 = NDArray[np.int64]
 

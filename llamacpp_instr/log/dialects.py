@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeGuard
 
 import msgspec
 
-from llamacpp_instr import schema
+from llamacpp_instr.log import schema
 
 Name = Literal["flat-event", "flat-type"]
 MAX_LINE = 1 << 20

@@ -14,11 +14,11 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log.parts import Joiner
 from llamacpp_instr.log.reader import LogEnd, LogReader
+from llamacpp_instr.log.schema import Event, Mark, SessionEnd, SessionStart
 from llamacpp_instr.log.source import is_pipe
-from llamacpp_instr.schema import Event, Mark, SessionEnd, SessionStart
 
 LOOK_S = 0.05
 """how often it looks for new lines; the recorder writes ten times a second"""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamacpp_instr.graph.attention import Ubatch
 from llamacpp_instr.log.batches import Batches, Part
 from llamacpp_instr.log.caches import Caches
-from llamacpp_instr.schema import Compute, Context, Graph, Model, Plan, StepBegin
+from llamacpp_instr.log.graph.attention import Ubatch
+from llamacpp_instr.log.schema import Compute, Context, Graph, Model, Plan, StepBegin
 
 
 class Numbers:

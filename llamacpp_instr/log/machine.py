@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from llamacpp_instr.log.schema import Machine
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.schema import Machine
 
 DISTURBED = 0.05
 """share of the time of an interval that makes its steps disturbed ones"""

@@ -11,12 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import replace
 
-from llamacpp_instr import schema
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.ids import Numbers
 from llamacpp_instr.log.reader import EventReader, LogEnd, LogReader, read_events
 from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.source import file_size, open_log
-from llamacpp_instr.progress import OnProgress
 
 
 def read_run(run: Run, lenient: bool = False, on_progress: OnProgress | None = None) -> EventReader:

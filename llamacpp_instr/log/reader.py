@@ -15,18 +15,10 @@ from typing import Any, Literal, Protocol, cast
 
 import msgspec
 
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
+from llamacpp_instr.base.progress import OnProgress
 from llamacpp_instr.log.dialects import Dialect, dialect_of
-from llamacpp_instr.log.source import (
-    BAD_STREAM,
-    decompressed,
-    file_size,
-    growing,
-    open_log,
-    os_reason,
-)
-from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.schema import (
+from llamacpp_instr.log.schema import (
     EVENTS,
     FIRST_BYTES,
     MAX_LINE,
@@ -34,6 +26,14 @@ from llamacpp_instr.schema import (
     AnyEvent,
     Event,
     event_name,
+)
+from llamacpp_instr.log.source import (
+    BAD_STREAM,
+    decompressed,
+    file_size,
+    growing,
+    open_log,
+    os_reason,
 )
 
 MAX_SKIPPED = 1_000_000

@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.batches import Part
+from llamacpp_instr.log.schema import CONTEXTS_KEPT
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import counted_steps
-from llamacpp_instr.schema import CONTEXTS_KEPT
 
 Int64 = NDArray[np.int64]
 
@@ -110,7 +110,7 @@ class _Span:
     end: int
     name: str
     taken: set[int] = field(default_factory=set)
-    """contexts of which a request has it"""
+    """contexts that have a request with this mark"""
 
 
 @dataclass

@@ -17,10 +17,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
 
-from llamacpp_instr import schema
-from llamacpp_instr.errors import LogError
-from llamacpp_instr.graph.kernels import graph_problems, plan_problems
+from llamacpp_instr.base.errors import LogError
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.columns import interval_problems, sequence_problems
+from llamacpp_instr.log.graph.kernels import graph_problems, plan_problems
 from llamacpp_instr.log.ids import (
     KnownCompute,
     KnownContext,

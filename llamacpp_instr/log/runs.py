@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.schema import Mark, SessionStart
 from llamacpp_instr.log.source import is_pipe
-from llamacpp_instr.schema import Mark, SessionStart
 
 
 @dataclass(frozen=True)

@@ -17,19 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr import schema
-from llamacpp_instr.errors import LogError
-from llamacpp_instr.graph.attention import Ubatch
-from llamacpp_instr.graph.kernels import Kernels, KernelWork, plan_kernels
+from llamacpp_instr.base.errors import LogError
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.columns import Columns, interval_columns, kinds_of
 from llamacpp_instr.log.columns import Table as Table
+from llamacpp_instr.log.graph.attention import Ubatch
+from llamacpp_instr.log.graph.kernels import Kernels, KernelWork, plan_kernels
 from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.parts import read_run
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.waits import with_result_times
-from llamacpp_instr.progress import OnProgress
 
 Int64 = NDArray[np.int64]
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
 
 CHUNK = 1 << 18
 MAX_EXPANSION = 100

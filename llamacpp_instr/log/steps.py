@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.terminal import counted
 
 Int64 = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.columns import Table
-from llamacpp_instr.schema import CONTEXTS_KEPT, Sync
+from llamacpp_instr.log.schema import CONTEXTS_KEPT, Sync
 
 Int64 = NDArray[np.int64]
 

@@ -1,1 +1,1 @@
-"""Model files: headers, types, parts, and how to find them by name."""
+"""Model files: header, types, parts, importance matrix, hyper-parameters."""

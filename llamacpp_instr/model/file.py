@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.model.find import checked_headers, read_headers
 from llamacpp_instr.model.header import ArrayInfo, Header, Scalar
 from llamacpp_instr.model.types import FILE_TYPES, GgmlType, type_of

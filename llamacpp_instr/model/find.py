@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.output import file_mode
 from llamacpp_instr.model.header import ARRAY, Header, Scalar, TensorInfo, quoted, read_header
 from llamacpp_instr.model.types import TYPES, type_of
-from llamacpp_instr.output import file_mode
 
 DEMO = "demo"
 """the name of the demo model"""

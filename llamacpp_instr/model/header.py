@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 
 GGUF_VERSIONS = (2, 3)
 """versions that the pinned llama.cpp reads"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.model.header import Header, read_array
 
 MAX_LAYERS = 512

@@ -16,9 +16,9 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.output import file_mode
 from llamacpp_instr.model.header import Header, TensorInfo, read_array, read_header
-from llamacpp_instr.output import file_mode
 
 _F32 = 0
 _TEXT_BYTES = 127  # llama-quantize truncates texts to this

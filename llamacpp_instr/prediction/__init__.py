@@ -1,1 +1,1 @@
-"""The time of kernels that were not run, from what `instr probe` measured."""
+"""What `instr probe` measures, and the time of kernels that were not run."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from llamacpp_instr.graph.attention import Seen, Span, Ubatch
-from llamacpp_instr.graph.kernels import plan_kernels
-from llamacpp_instr.graph.tensors import tensor
-from llamacpp_instr.schema import Graph, Plan
+from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
+from llamacpp_instr.log.graph.kernels import plan_kernels
+from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.schema import Graph, Plan
 
 REPACKED = "CPU_REPACK"
 ATTENTION = "FLASH_ATTN_EXT"

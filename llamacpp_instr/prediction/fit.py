@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.prediction.features import ATTENTION, ONE, Other, Product
 from llamacpp_instr.prediction.model import between, costs_of, other_ns
-from llamacpp_instr.prediction.samples import Sample
-from llamacpp_instr.probe.file import (
+from llamacpp_instr.prediction.probe.file import (
     KernelModel,
     OtherCost,
     Overhead,
     ProductCost,
     Stream,
 )
+from llamacpp_instr.prediction.samples import Sample
 
 Floats = NDArray[np.float64]
 Key = tuple[str, bool, bool, int]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.temporary import temporary_directory
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.prediction.fit import fit
+from llamacpp_instr.prediction.probe.file import KernelModel
 from llamacpp_instr.prediction.recorded import SUBJECTS, Subject, record_subjects
 from llamacpp_instr.prediction.samples import Sample, samples
-from llamacpp_instr.probe.file import KernelModel
-from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.temporary import temporary_directory
 
 
 def measure_kernels(

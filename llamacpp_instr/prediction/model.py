@@ -16,14 +16,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.extras import how_to_install
-from llamacpp_instr.graph.attention import Ubatch
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.extras import how_to_install
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.log.graph.attention import Ubatch
+from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.prediction.features import ATTENTION, ONE, Features, Other, Product, features
 from llamacpp_instr.prediction.other_threads import UNKNOWN, with_threads
-from llamacpp_instr.probe.file import KernelModel, OtherCost, Overhead, Probe, ProductCost
-from llamacpp_instr.schema import Graph, Plan
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.prediction.probe.file import (
+    KernelModel,
+    OtherCost,
+    Overhead,
+    Probe,
+    ProductCost,
+)
 
 Floats = NDArray[np.float64]
 MOST_THREADS = 1024

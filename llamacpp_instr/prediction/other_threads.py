@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from llamacpp_instr.probe.file import KernelModel
+from llamacpp_instr.prediction.probe.file import KernelModel
 
 UNKNOWN = 0.5
 """spread of what was not measured, and is predicted from the like of it"""

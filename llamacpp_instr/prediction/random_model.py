@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.probe.ggml import Ggml
+from llamacpp_instr.prediction.probe.ggml import Ggml
 
 ROWS = 32
 """that are quantized, and repeated"""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.prediction.random_model import Shape, write_random_layers
@@ -116,7 +116,7 @@ def record_runs(
     with captured(Interrupt()) as llama_log, record(log, level="detailed", force=True):
         with (
             LoadedModel(model, llama_log, use_extra_bufts=repack) as loaded,
-            Context(loaded, options) as context,
+            ModelContext(loaded, options) as context,
         ):
             for run in runs:
                 context.clear()

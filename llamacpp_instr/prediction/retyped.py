@@ -10,8 +10,8 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, TensorPlan
 from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.quantize.plan import QuantizationPlan, TensorPlan
 
 
 def write_retyped(source: ModelFile, plan: QuantizationPlan, folder: Path) -> ModelFile:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.attention import Ubatch
-from llamacpp_instr.graph.kernels import cpu_plan, untimed_backends
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama.engine import ContextOptions
-from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs, window
+from llamacpp_instr.log.graph.attention import Ubatch
+from llamacpp_instr.log.graph.kernels import cpu_plan, untimed_backends
+from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.prediction.features import ubatch_of
 from llamacpp_instr.prediction.model import Predicted, predict_kernels
-from llamacpp_instr.probe.file import Probe
-from llamacpp_instr.schema import Graph, Plan
+from llamacpp_instr.prediction.probe.file import Probe
+from llamacpp_instr.recording.memory.dry_graph import UbatchShape, dry_graphs, window
 
 DEFAULT_TOKENS = 512
 """of a prefill, and in the cache before a decode, if the model allows as many"""

@@ -1,1 +1,1 @@
-"""Records sessions of this process, and handles the files that a recording writes."""
+"""Sessions of this process, the files that they leave, and the memory of a context."""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.schema import FIRST_BYTES, SessionEnd
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.log.schema import FIRST_BYTES, SessionEnd
 
 _PART = r"\.part(?:[2-9]|[1-9][0-9]+)"
 _TAIL = 1 << 16

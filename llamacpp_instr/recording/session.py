@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.base.output import file_mode
+from llamacpp_instr.base.patterns import check_pattern
 from llamacpp_instr.llama import native
-from llamacpp_instr.output import file_mode
-from llamacpp_instr.patterns import check_pattern
+from llamacpp_instr.log.schema import LEVELS, MAX_SEQUENCES
 from llamacpp_instr.recording.files import check_replaceable
 from llamacpp_instr.recording.text import log_json, log_name
-from llamacpp_instr.schema import LEVELS, MAX_SEQUENCES
 
 OnLogError = Literal["continue", "stop"]
 """what happens to the process if the log can no longer be written"""

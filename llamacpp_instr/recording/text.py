@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from llamacpp_instr.errors import UsageError, reason
-from llamacpp_instr.schema import MAX_LINE
+from llamacpp_instr.base.errors import UsageError, reason
+from llamacpp_instr.log.schema import MAX_LINE
 
 # together less than a line: a note has a name and data, `session_start` the arguments and the host
 MAX_DATA, MAX_NAME = MAX_LINE // 2, MAX_LINE // 4

@@ -1,1 +1,1 @@
-"""What `instr run`, `instr exec` and `instr compare --types` start and record."""
+"""What `instr run`, `exec` and `compare --types` start and record."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.patterns import check_pattern
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.patterns import check_pattern
 from llamacpp_instr.recording.files import check_replaceable, later_parts, logs_of, shortcoming
 from llamacpp_instr.recording.session import OnLogError, check_log_path
 from llamacpp_instr.run.program import check_library, is_instrumented

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.requests import parse
-from llamacpp_instr.errors import UsageError
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.sampling import Sampling

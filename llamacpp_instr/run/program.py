@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from llamacpp_instr.errors import NativeError
+from llamacpp_instr.base.errors import NativeError
 
 # Run by the command's interpreter; its arguments are the first entries of the search path. The
 # working directory is removed before any import, so that no module there runs.

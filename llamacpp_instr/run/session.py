@@ -15,26 +15,26 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from llamacpp_instr import terminal
+from llamacpp_instr.base import terminal
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.base.output import check_not_input
+from llamacpp_instr.base.terminal import abandon_standard_output, write_text
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.stop import Go
-from llamacpp_instr.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_words
-from llamacpp_instr.llama.engine import ComputeError, Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.generate import check_prompt, embed, generate
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.llama.prompts import tokenize
 from llamacpp_instr.llama.sampling import Sampler, Sampling
-from llamacpp_instr.memory.plan import check_memory
+from llamacpp_instr.log.schema import LEVELS
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.output import check_not_input
 from llamacpp_instr.recording.files import fresh_log
+from llamacpp_instr.recording.memory.plan import check_memory
 from llamacpp_instr.recording.pipe import LogPipe
 from llamacpp_instr.recording.session import OnLogError, Recording, begin_session, check_choice
-from llamacpp_instr.schema import LEVELS
-from llamacpp_instr.terminal import abandon_standard_output, write_text
 
 DEFAULT_LOG = Path("session.log")
 
@@ -218,7 +218,7 @@ class _Run:
         if not model.has_decoder:
             raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
         [prompt] = self.prompts
-        with Context(model, options.context) as context:
+        with ModelContext(model, options.context) as context:
             if not context.memory:
                 raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
             if model.has_encoder and model.start_token < 0:
@@ -247,7 +247,9 @@ class _Run:
 
     def embed(self) -> None:
         longest = max(len(prompt) for prompt in self.prompts)
-        with Context(self.model, self.options.context, embed_tokens=max(longest, 1)) as context:
+        with ModelContext(
+            self.model, self.options.context, embed_tokens=max(longest, 1)
+        ) as context:
             for prompt in self.prompts:
                 check_prompt(context, prompt)
 

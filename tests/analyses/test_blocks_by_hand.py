@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from converters.analyses import block_heat_map
-from converters.analyses.blocks import _columns, _span, histogram_report, number
-from converters.analyses.weights import weight_maps
+from llamacpp_instr.converters.analyses import block_heat_map
+from llamacpp_instr.converters.analyses.blocks import _columns, _span, histogram_report, number
+from llamacpp_instr.converters.analyses.weights import weight_maps
+from llamacpp_instr.lab.weights.distribution import WeightStats
+from llamacpp_instr.lab.weights.layout import CodeRange
+from llamacpp_instr.lab.weights.statistics import BlockStats, CodeCounts, Grid, compute_block_stats
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.weights.distribution import WeightStats
-from llamacpp_instr.weights.layout import CodeRange
-from llamacpp_instr.weights.statistics import BlockStats, CodeCounts, Grid, compute_block_stats
 from tests.kit import in_process
 from tests.kit.block_models import half, rows_of, write_blocks
 from tests.kit.reports import Row
@@ -267,7 +267,7 @@ def test_a_picture_has_notes(rows: int, subs: int, n_sub: int, bad: bool, said: 
 
 
 def test_maps_have_a_cell_for_each_layer_and_role(monkeypatch: pytest.MonkeyPatch) -> None:
-    from converters.analyses import weights
+    from llamacpp_instr.converters.analyses import weights
 
     def stats(layer: int, role: str, largest: float) -> WeightStats:
         weight: Any = type("Weight", (), {"layer": layer, "role": role})

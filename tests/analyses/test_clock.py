@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.clock import Clock, clock_report, clock_sentences, compute_clock
-from converters.analyses.findings import compute_findings, find_causes
-from converters.analyses.findings.facts import Facts, gather_facts
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.analyses.clock import (
+    Clock,
+    clock_report,
+    clock_sentences,
+    compute_clock,
+)
+from llamacpp_instr.converters.analyses.findings import compute_findings, find_causes
+from llamacpp_instr.converters.analyses.findings.facts import Facts, gather_facts
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps

@@ -12,20 +12,20 @@ from random import Random
 import numpy as np
 import pytest
 
-from converters.analyses.compare import compute_comparison
-from converters.analyses.compare.candidate import Candidate
-from converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
-from converters.analyses.compare.rows import Pair, Row, more_or_fewer
-from converters.analyses.diff import compute_diff
-from converters.analyses.step_times import StepTimes
-from converters.analyses.stored_weights import stored_in_file
-from converters.report.report import Report
-from converters.report.text import render_text
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.compare import compute_comparison
+from llamacpp_instr.converters.analyses.compare.candidate import Candidate
+from llamacpp_instr.converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
+from llamacpp_instr.converters.analyses.compare.rows import Pair, Row, more_or_fewer
+from llamacpp_instr.converters.analyses.diff import compute_diff
+from llamacpp_instr.converters.analyses.step_times import StepTimes
+from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
 from llamacpp_instr.log.reader import read_events as typed_events
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.weights.compare import compute_weight_errors
+from llamacpp_instr.report.report import Report
+from llamacpp_instr.report.text import render_text
 from tests.conftest import Instr, assert_refused, read_events
 from tests.kit.in_process import printed, told
 from tests.kit.quantized_kit import quantized_demo

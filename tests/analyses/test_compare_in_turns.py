@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from converters.analyses.compare import compute_comparison
-from converters.analyses.compare.candidate import Candidate, recorded_model
-from converters.analyses.compare.rows import Pair
-from converters.analyses.stored_weights import stored_in_log
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.analyses.compare import compute_comparison
+from llamacpp_instr.converters.analyses.compare.candidate import Candidate, recorded_model
+from llamacpp_instr.converters.analyses.compare.rows import Pair
+from llamacpp_instr.converters.analyses.stored_weights import stored_in_log
+from llamacpp_instr.log import schema as s
 from tests.kit.reports import session_of
 from tests.kit.steady_log import scaled, slowed, steady_log
 

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converters.analyses.compare import compute_comparison
-from converters.analyses.compare.candidate import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.compare import compute_comparison
+from llamacpp_instr.converters.analyses.compare.candidate import (
     Candidate,
     bits_per_weight,
     check_recorded,
     recorded_model,
     short_names,
 )
-from converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
-from converters.analyses.compare.rows import (
+from llamacpp_instr.converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
+from llamacpp_instr.converters.analyses.compare.rows import (
     Pair,
     Row,
     Side,
@@ -28,15 +29,14 @@ from converters.analyses.compare.rows import (
     more_or_fewer,
     sqnr_words,
 )
-from converters.analyses.noise import Ratio
-from converters.analyses.step_times import StepTimes
-from converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.converters.analyses.noise import Ratio
+from llamacpp_instr.converters.analyses.step_times import StepTimes
+from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
+from llamacpp_instr.lab.weights.error import Sums, WeightError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.memory.breakdown import read_breakdown
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.weights.error import Sums, WeightError
+from llamacpp_instr.recording.memory.breakdown import read_breakdown
 from tests.kit.reports import by_title, rows, session_of
 from tests.kit.sketched_log import Sketch
 

@@ -9,16 +9,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses import error_charts
-from converters.analyses.compare import pictures
-from converters.analyses.compare.candidate import Candidate, recorded_memory, recorded_model
-from converters.analyses.compare.op_times import median_of_sessions
-from converters.analyses.stored_weights import StoredModel, StoredTensor
-from converters.report.page import Figure
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses import error_charts
+from llamacpp_instr.converters.analyses.compare import pictures
+from llamacpp_instr.converters.analyses.compare.candidate import (
+    Candidate,
+    recorded_memory,
+    recorded_model,
+)
+from llamacpp_instr.converters.analyses.compare.op_times import median_of_sessions
+from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor
+from llamacpp_instr.lab.weights.error import Sums, WeightError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.weights.error import Sums, WeightError
+from llamacpp_instr.report.page import Figure
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch
 

@@ -15,21 +15,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from converters.analyses.clock import device_times
-from converters.analyses.findings import find_causes
-from converters.analyses.findings.facts import gather_facts
-from converters.analyses.stats import compute_stats
-from converters.analyses.summary import compute_summary
-from converters.analyses.tree import build_tree
-from converters.exports.chrome import write_chrome
-from converters.exports.perfetto import Options, write_perfetto
-from converters.report.tree import leaves
+from llamacpp_instr.converters.analyses.clock import device_times
+from llamacpp_instr.converters.analyses.findings import find_causes
+from llamacpp_instr.converters.analyses.findings.facts import gather_facts
+from llamacpp_instr.converters.analyses.stats import compute_stats
+from llamacpp_instr.converters.analyses.summary import compute_summary
+from llamacpp_instr.converters.analyses.tree import build_tree
+from llamacpp_instr.converters.exports.chrome import write_chrome
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.schema import Note
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
-from llamacpp_instr.schema import Note
+from llamacpp_instr.report.tree import leaves
 from tests.kit.in_process import titled
 from tests.kit.perfetto_queries import counters
 from tests.kit.perfetto_truth import result_times

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from scipy import stats
 
-from converters.analyses.diff import VIEWS, Diff, compute_diff
-from converters.analyses.diff.rows import answer
-from converters.analyses.noise import Ratio
-from converters.analyses.settings import ALIKE, compute_settings
-from converters.analyses.step_times import StepTimes
-from converters.report.report import Report
-from converters.report.text import render_text
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.diff import VIEWS, Diff, compute_diff
+from llamacpp_instr.converters.analyses.diff.rows import answer
+from llamacpp_instr.converters.analyses.noise import Ratio
+from llamacpp_instr.converters.analyses.settings import ALIKE, compute_settings
+from llamacpp_instr.converters.analyses.step_times import StepTimes
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.report.report import Report
+from llamacpp_instr.report.text import render_text
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import told
 from tests.kit.reports import rows, session_of
@@ -356,8 +356,8 @@ def test_wrong_input_is_one_line(tmp_path, instr: Instr):
 
 
 def test_a_table_that_would_be_nearly_empty_is_not_made(tmp_path, monkeypatch):
-    monkeypatch.setattr("converters.analyses.step_times.FEW_CELLS", 100)
-    monkeypatch.setattr("converters.analyses.step_times.MOST_EMPTY", 5)
+    monkeypatch.setattr("llamacpp_instr.converters.analyses.step_times.FEW_CELLS", 100)
+    monkeypatch.setattr("llamacpp_instr.converters.analyses.step_times.MOST_EMPTY", 5)
     log = steady_log(1)
     at = next(i for i, event in enumerate(log) if isinstance(event, s.Layers))
     session = session_of(tmp_path / "a.log", log)

@@ -13,10 +13,10 @@ import pytest
 from matplotlib.figure import Figure
 
 import llamacpp_instr
-from converters.exports.perfetto import Options, write_perfetto
-from converters.exports.tables import load_tables
-from converters.report.report import shown
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.report.report import shown
 from tests.kit.in_process import titled
 from tests.kit.page_tables import PageTables, cells, check_page
 from tests.kit.perfetto_queries import NAME, OP, arg, slices

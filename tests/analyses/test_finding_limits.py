@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr import schema as s
-from llamacpp_instr.probe.file import Bandwidth, Probe
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.prediction.probe.file import Bandwidth, Probe
 from tests.analyses.test_findings import (
     application,
     batches,

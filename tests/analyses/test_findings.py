@@ -12,20 +12,20 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.clock import compute_clock
-from converters.analyses.findings import find_causes
-from converters.analyses.findings.facts import Finding, gather_facts
-from converters.analyses.findings.rules import RULES
-from converters.analyses.machine import compute_machine
-from converters.analyses.summary import compute_summary
-from converters.exports.tables import load_tables
-from converters.report.report import shown
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.analyses.clock import compute_clock
+from llamacpp_instr.converters.analyses.findings import find_causes
+from llamacpp_instr.converters.analyses.findings.facts import Finding, gather_facts
+from llamacpp_instr.converters.analyses.findings.rules import RULES
+from llamacpp_instr.converters.analyses.machine import compute_machine
+from llamacpp_instr.converters.analyses.summary import compute_summary
+from llamacpp_instr.converters.exports.tables import load_tables
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.probe.file import Bandwidth, Probe, read_probe
+from llamacpp_instr.prediction.probe.file import Bandwidth, Probe, read_probe
+from llamacpp_instr.report.report import shown
 from tests.kit.made_log import make_log
 from tests.kit.made_probe import probe_of_caches
 from tests.kit.native_kit import DEMO, ROOT

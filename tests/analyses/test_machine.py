@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from converters.analyses.machine import Machine, compute_machine, machine_notes
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.analyses.machine import Machine, compute_machine, machine_notes
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.machine import TICK, taken_share
 from llamacpp_instr.log.steps import counted_steps
 from tests.kit.reports import session_of

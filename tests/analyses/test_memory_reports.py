@@ -8,23 +8,27 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from converters.analyses.memory import (
+from llamacpp_instr.converters.analyses.memory import (
     LARGEST,
     MANY_LAYERS,
     compression_reports,
     joined_tensors,
     shortened,
 )
-from converters.analyses.memory.pictures import MOST_LAYERS, MOST_TYPES, chart_bits_by_layer
-from converters.analyses.memory.report_of_context import (
+from llamacpp_instr.converters.analyses.memory.pictures import (
+    MOST_LAYERS,
+    MOST_TYPES,
+    chart_bits_by_layer,
+)
+from llamacpp_instr.converters.analyses.memory.report_of_context import (
     Held,
     explain_difference,
     memory_report,
     recorded_memory,
 )
-from converters.analyses.stored_weights import StoredModel, StoredTensor
-from llamacpp_instr import schema as s
-from llamacpp_instr.memory.breakdown import (
+from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.recording.memory.breakdown import (
     ContextSettings,
     MemoryBreakdown,
     MemoryUse,

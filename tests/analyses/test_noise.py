@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from converters.analyses.noise import (
+from llamacpp_instr.converters.analyses.noise import (
     PROCESS,
     TICK_NS,
-    Blocks,
     Median,
     Ratio,
+    SampleBlocks,
     compare,
     compute_medians,
     cut_blocks,
@@ -33,7 +33,7 @@ def test_students_quantile_is_that_of_scipy(p, freedom):
 
 def test_independent_samples_have_the_error_that_scipy_finds():
     samples = np.random.default_rng(5).lognormal(14, 0.2, 60)
-    blocks = Blocks(np.arange(60), np.zeros(60, np.int64))
+    blocks = SampleBlocks(np.arange(60), np.zeros(60, np.int64))
     found = compute_medians(samples[None], blocks, [1])[0]
     peer = stats.bootstrap(
         (samples,), lambda x, axis: np.log(np.median(x, axis=axis)), n_resamples=4000,
@@ -249,10 +249,10 @@ def test_a_stratum_of_one_block_tells_no_noise():
     run = np.repeat([1, 2, 3], [4, 4, 12])
     blocks = cut_blocks(run)
     assert len(set(blocks.block.tolist())) == 12
-    uneven = Blocks(np.arange(6), np.array([0, 0, 0, 1, 1, 2]))
+    uneven = SampleBlocks(np.arange(6), np.array([0, 0, 0, 1, 1, 2]))
     found = compute_medians(np.linspace(1e6, 2e6, 6)[None], uneven, [1])[0]
     assert (found.log_error, found.n_blocks, found.freedom) == (None, 6, 0)
-    pairs = Blocks(np.arange(6), np.array([0, 0, 1, 1, 2, 2]))
+    pairs = SampleBlocks(np.arange(6), np.array([0, 0, 1, 1, 2, 2]))
     found = compute_medians(np.full((1, 6), 1e6), pairs, [1])[0]
     assert (found.n_blocks, found.freedom) == (6, 3)
     assert found.log_error == pytest.approx(PROCESS, rel=1e-3)
@@ -262,7 +262,7 @@ def test_the_variance_of_draws_is_that_of_few_blocks():
     """A bootstrap's variance of a mean of n blocks is (n - 1) / n of what it estimates: twice as
     much for two in each stratum."""
     values = np.tile([1.0, 1.2], 6) * 1e6
-    strata = Blocks(np.arange(12), np.repeat(np.arange(6), 2))
+    strata = SampleBlocks(np.arange(12), np.repeat(np.arange(6), 2))
     one = compute_medians(values[None], strata, [1])[0]
     assert one.log_error is not None
     assert one.freedom == 6

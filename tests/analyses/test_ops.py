@@ -8,11 +8,18 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.ops import Count, Kind, count_ops, ops_of_log, ops_report, phase_title
-from converters.report.report import BOUND, AtMost
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.ops import (
+    Count,
+    Kind,
+    count_ops,
+    ops_of_log,
+    ops_report,
+    phase_title,
+)
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.report.report import BOUND, AtMost
 from tests.kit.made_log import make_log
 from tests.kit.reports import rows, session_of
 from tests.kit.sketched_log import Sketch

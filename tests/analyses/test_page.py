@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.page import MOST_LAYERS, compute_page
-from converters.analyses.summary import compute_summary
-from converters.analyses.tree import LEVELS, build_tree
-from converters.report.icicle import MOST, draw_icicle
-from converters.report.page import Figure, render_page
-from converters.report.plain_charts import BINS, binned
-from converters.report.report import Report, shown
-from converters.report.tree import Node, Tree
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.analyses.page import MOST_LAYERS, compute_page
+from llamacpp_instr.converters.analyses.summary import compute_summary
+from llamacpp_instr.converters.analyses.tree import LEVELS, build_tree
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.report.icicle import MOST, draw_icicle
+from llamacpp_instr.report.page import Figure, render_page
+from llamacpp_instr.report.plain_charts import BINS, binned
+from llamacpp_instr.report.report import Report, shown
+from llamacpp_instr.report.tree import Node, Tree
 from tests.conftest import Instr, assert_refused
 from tests.fuzz.guard import Finding, check_figures
 from tests.kit.made_log import encode, make_log

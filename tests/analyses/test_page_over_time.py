@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.page import over_time
-from converters.report.plain_charts import BINS
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.analyses.page import over_time
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
+from llamacpp_instr.report.plain_charts import BINS
 from tests.kit.batched_log import PERIOD_NS, STEP_NS, Batch, batched_log
 from tests.kit.reports import session_of
 

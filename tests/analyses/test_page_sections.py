@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses import page
-from converters.analyses.stats import compute_stats
-from converters.analyses.tree import LEVELS, NO_LAYER, build_tree
-from converters.report.page import Figure, Section
-from converters.report.report import Column, Report
-from converters.report.tree import Node, Tree
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.analyses import page
+from llamacpp_instr.converters.analyses.stats import compute_stats
+from llamacpp_instr.converters.analyses.tree import LEVELS, NO_LAYER, build_tree
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.report.page import Figure, Section
+from llamacpp_instr.report.report import Column, Report
+from llamacpp_instr.report.tree import Node, Tree
 from tests.kit.batched_log import Batch, batched_log
 from tests.kit.reports import session_of
 

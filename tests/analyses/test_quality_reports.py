@@ -11,17 +11,17 @@ import gguf
 import numpy as np
 import pytest
 
-from converters.analyses.error_charts import draw_errors, layer_names, layers_of
-from converters.analyses.quality import compute_quality, draw_divergence, short_names
-from converters.analyses.quantization import list_tensors, quantization_reports
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.error_charts import draw_errors, layer_names, layers_of
+from llamacpp_instr.converters.analyses.quality import compute_quality, draw_divergence, short_names
+from llamacpp_instr.converters.analyses.quantization import list_tensors, quantization_reports
+from llamacpp_instr.lab.quality import logits
+from llamacpp_instr.lab.quality.divergence import SHARES, Divergence, Estimate, Outputs
+from llamacpp_instr.lab.quality.logits import OutputOptions, check_comparison
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, TensorPlan
+from llamacpp_instr.lab.weights.error import Sums, WeightError
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.quality import logits
-from llamacpp_instr.quality.divergence import SHARES, Divergence, Estimate, Outputs
-from llamacpp_instr.quality.logits import OutputOptions, check_comparison
-from llamacpp_instr.quantize.plan import QuantizationPlan, TensorPlan
-from llamacpp_instr.weights.error import Sums, WeightError
 from tests.kit.block_models import random_rows, write_blocks
 from tests.kit.gguf_files import save
 

@@ -13,9 +13,9 @@ import gguf
 import pytest
 
 from llamacpp_instr.llama.engine import ContextOptions
-from llamacpp_instr.memory.breakdown import MemoryBreakdown
-from llamacpp_instr.memory.plan import plan_memory
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.recording.memory.breakdown import MemoryBreakdown
+from llamacpp_instr.recording.memory.plan import plan_memory
 from tests.conftest import ROOT, Instr, assert_refused
 from tests.kit.in_process import refusal, titled
 from tests.kit.native_kit import DEMO
@@ -96,7 +96,9 @@ def plan_of_demo() -> MemoryBreakdown:
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """One dry run, which takes a process, is enough for all forms."""
-    monkeypatch.setattr("llamacpp_instr.memory.plan.plan_memory", lambda *_: plan_of_demo())
+    monkeypatch.setattr(
+        "llamacpp_instr.recording.memory.plan.plan_memory", lambda *_: plan_of_demo()
+    )
 
 
 @pytest.mark.usefixtures("planned")

@@ -13,21 +13,25 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from converters.analyses.memory import compression_reports
-from converters.analyses.memory.report_of_context import Held, memory_report, recorded_memory
-from converters.analyses.stored_weights import StoredModel, stored_in_log
-from converters.report.report import shown
-from llamacpp_instr import schema
-from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.converters.analyses.memory import compression_reports
+from llamacpp_instr.converters.analyses.memory.report_of_context import (
+    Held,
+    memory_report,
+    recorded_memory,
+)
+from llamacpp_instr.converters.analyses.stored_weights import StoredModel, stored_in_log
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import captured
-from llamacpp_instr.memory.breakdown import (
+from llamacpp_instr.log import schema
+from llamacpp_instr.recording.memory.breakdown import (
     ContextSettings,
     MemoryBreakdown,
     MemoryUse,
     Placement,
 )
-from llamacpp_instr.memory.machine import machine_memory
+from llamacpp_instr.recording.memory.machine import machine_memory
 from llamacpp_instr.recording.session import record
+from llamacpp_instr.report.report import shown
 from tests.conftest import ROOT, Instr, assert_refused, read_events
 from tests.kit.in_process import titled
 from tests.kit.native_kit import random_models
@@ -153,7 +157,7 @@ def test_contexts_that_are_alike_are_one_section(tmp_path: Path) -> None:
     with captured() as llama_log, record(tmp_path / "a.log", level="minimal"):  # noqa: SIM117
         with LoadedModel(quantized_demo("Q8_0"), llama_log) as model:
             for ctx in (256, 512, 256):
-                with Context(model, ContextOptions(ctx=ctx)):
+                with ModelContext(model, ContextOptions(ctx=ctx)):
                     pass
     titles = [r["title"] for r in reported(tmp_path / "a.log") if r["title"].startswith("Memory")]
     assert titles == ["Memory of contexts 0, 2", "Memory of context 1"]

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.requests import (
+from llamacpp_instr.converters.analyses.requests import (
     PARTS,
     compute_requests,
     concurrency_over_time,
     waits_of,
 )
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import load_session
 from tests.kit.made_log import make_log

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.settings import (
+from llamacpp_instr.converters.analyses.settings import (
     ALIKE,
     MODEL_FACTS,
     compute_settings,
@@ -18,7 +18,7 @@ from converters.analyses.settings import (
     log_names,
     unlike_notes,
 )
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from converters.analyses.stats import compute_stats
-from converters.analyses.stats_keys import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.stats import compute_stats
+from llamacpp_instr.converters.analyses.stats_keys import (
     BYS,
     OF_STEP,
     layer_filter,
@@ -20,13 +21,12 @@ from converters.analyses.stats_keys import (
     parse_by,
     where_filter,
 )
-from converters.exports.tables import Tables, load_tables
-from converters.report.arrange import arrange
-from converters.report.report import BOUND, AtMost
-from converters.report.text import render_text
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.converters.exports.tables import Tables, load_tables
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.report.arrange import arrange
+from llamacpp_instr.report.report import BOUND, AtMost
+from llamacpp_instr.report.text import render_text
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log

@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converters.analyses.requests import Waits, compute_requests, concurrency, waits_of
-from converters.analyses.stats import compute_stats, thread_report
-from converters.analyses.stats_keys import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.requests import (
+    Waits,
+    compute_requests,
+    concurrency,
+    waits_of,
+)
+from llamacpp_instr.converters.analyses.stats import compute_stats, thread_report
+from llamacpp_instr.converters.analyses.stats_keys import (
     BYS,
     NO_MARK,
     NONE_KNOWN,
@@ -22,8 +28,7 @@ from converters.analyses.stats_keys import (
     step_values,
     where_filter,
 )
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table
 from tests.kit.batched_log import PERIOD_NS, STEP_NS, Batch, batched_log

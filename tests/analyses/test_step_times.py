@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converters.analyses import step_times
-from converters.analyses.step_times import StepTimes, took_turns, verb
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses import step_times
+from llamacpp_instr.converters.analyses.step_times import StepTimes, took_turns, verb
+from llamacpp_instr.log import schema as s
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch
 

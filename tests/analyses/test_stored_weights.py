@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from converters.analyses.stored_weights import (
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.converters.analyses.stored_weights import (
     StoredModel,
     StoredTensor,
     recorded_file,
     stored_in_file,
     stored_in_log,
 )
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.block_models import half, rows_of, write_blocks

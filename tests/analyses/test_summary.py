@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from converters.analyses import summary
-from converters.analyses.summary import ALL_LAYERS, compute_summary
-from converters.report.report import Report
-from converters.report.text import render_text
-from llamacpp_instr import schema as s
-from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses import summary
+from llamacpp_instr.converters.analyses.summary import ALL_LAYERS, compute_summary
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.report.report import Report
+from llamacpp_instr.report.text import render_text
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
 from tests.kit.reports import by_title, column, rows, session_of

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses import summary
-from converters.analyses.probe import busy_note, probe_reports
-from converters.analyses.roofline import roofline
-from converters.analyses.summary import compute_summary
-from converters.report.report import Report
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.probe.file import Bandwidth, Kernel
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses import summary
+from llamacpp_instr.converters.analyses.probe import busy_note, probe_reports
+from llamacpp_instr.converters.analyses.roofline import roofline
+from llamacpp_instr.converters.analyses.summary import compute_summary
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.prediction.probe.file import Bandwidth, Kernel
+from llamacpp_instr.report.report import Report
 from tests.kit.made_probe import MIB, probe_of
 from tests.kit.reports import by_title, rows, session_of
 from tests.kit.sketched_log import Sketch
@@ -215,7 +215,7 @@ def test_a_probe_of_another_machine_has_no_roofs(tmp_path: Path) -> None:
 
 def test_a_probe_has_a_column_for_each_number_of_threads() -> None:
     memory, kernels, barriers = probe_reports(probe_of("A CPU"))
-    assert [column.name for column in memory.columns] == ["of which", "1 thread", "2 threads"]
+    assert [column.name for column in memory.columns] == ["working set", "1 thread", "2 threads"]
     assert memory.rows == [[MIB, 9e10, 15e10], [64 * MIB, None, 2e10]]
     assert kernels.rows == [["F16, 1", 5e10, 1e11], ["F16, 8", None, 3e11]]
     assert barriers.rows == [["time", 250.0]]

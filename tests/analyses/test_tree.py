@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from converters.analyses.stats import compute_stats
-from converters.analyses.summary import compute_summary
-from converters.analyses.tree import LEVELS, Measure, build_tree
-from converters.report.text import render_text
-from converters.report.tree import (
+from llamacpp_instr.converters.analyses.stats import compute_stats
+from llamacpp_instr.converters.analyses.summary import compute_summary
+from llamacpp_instr.converters.analyses.tree import LEVELS, Measure, build_tree
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.report.text import render_text
+from llamacpp_instr.report.tree import (
     Node,
     Tree,
     leaves,
@@ -24,8 +26,6 @@ from converters.report.tree import (
     render_folded,
     render_speedscope,
 )
-from llamacpp_instr import schema as s
-from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import printed
 from tests.kit.made_log import make_log

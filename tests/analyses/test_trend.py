@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from converters.analyses.diff import compute_diff
-from converters.analyses.diff.rows import Diff
-from converters.analyses.diff.trend import compute_trend, letters
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.diff import compute_diff
+from llamacpp_instr.converters.analyses.diff.rows import Diff
+from llamacpp_instr.converters.analyses.diff.trend import compute_trend, letters
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import load_session
 from tests.conftest import read_events
 from tests.kit.in_process import instr_here, printed, refusal, told

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from converters.analyses.value_tokens import Computed, Piece, computed_tokens, same_tokens
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.analyses.value_tokens import (
+    Computed,
+    Piece,
+    computed_tokens,
+    same_tokens,
+)
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
 from tests.kit.batched_log import Batch, batched_log
 from tests.kit.reports import session_of

@@ -11,18 +11,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from converters.analyses.value_comparison import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.value_comparison import (
     compare_values,
     map_shifts,
     map_values,
     shift_of,
 )
-from converters.analyses.value_tokens import MOST_TEXT, Computed, Piece, same_tokens
-from converters.analyses.values import Read, compute_values, joined, name_of, values_of
-from converters.report.charts import Chart
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.converters.analyses.value_tokens import MOST_TEXT, Computed, Piece, same_tokens
+from llamacpp_instr.converters.analyses.values import (
+    Read,
+    compute_values,
+    joined,
+    name_of,
+    values_of,
+)
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
+from llamacpp_instr.report.charts import Chart
 from tests.kit.figures import drawn
 from tests.kit.made_log import make_log
 from tests.kit.reports import rows, session_of

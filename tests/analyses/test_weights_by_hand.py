@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converters.analyses import weights
-from converters.analyses.inspect import (
+from llamacpp_instr.converters.analyses import weights
+from llamacpp_instr.converters.analyses.inspect import (
     _bytes,
     _cut,
     _scalar,
     compute_inspection,
     compute_tensors,
 )
-from converters.analyses.weights import each_tensor, weight_reports
-from llamacpp_instr.model.file import Weight, load_model_file
-from llamacpp_instr.weights.distribution import (
+from llamacpp_instr.converters.analyses.weights import each_tensor, weight_reports
+from llamacpp_instr.lab.weights.distribution import (
     PERCENTS,
     Channel,
     Channels,
@@ -27,6 +26,7 @@ from llamacpp_instr.weights.distribution import (
     Moments,
     WeightStats,
 )
+from llamacpp_instr.model.file import Weight, load_model_file
 from tests.kit.block_models import half, rows_of, write_blocks
 from tests.kit.reports import by_title, rows
 
@@ -141,7 +141,7 @@ def test_values_of_a_header_as_they_are_shown() -> None:
 
 
 def test_a_long_text_is_cut() -> None:
-    from converters.analyses.inspect import LONG_TEXT
+    from llamacpp_instr.converters.analyses.inspect import LONG_TEXT
 
     assert _cut("x" * LONG_TEXT) == "x" * LONG_TEXT
     assert _cut("x" * (LONG_TEXT + 1)) == "x" * LONG_TEXT + "…"

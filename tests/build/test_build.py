@@ -13,12 +13,17 @@ from pathlib import Path
 import pip
 import pytest
 
-from llamacpp_instr.build import upstream
-from llamacpp_instr.build import wheel as build
-from llamacpp_instr.build.log import BuildLog, find_cause
-from llamacpp_instr.build.progress import BuildProgress, about, parse_progress, remaining_seconds
-from llamacpp_instr.build.source_tree import fetch_sdist
-from llamacpp_instr.errors import BuildError
+from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.llama.build import upstream
+from llamacpp_instr.llama.build import wheel as build
+from llamacpp_instr.llama.build.log import BuildLog, find_cause
+from llamacpp_instr.llama.build.progress import (
+    BuildProgress,
+    about,
+    parse_progress,
+    remaining_seconds,
+)
+from llamacpp_instr.llama.build.source_tree import fetch_sdist
 from tests.kit import sdist_kit as kit
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -102,7 +107,7 @@ def test_a_wheel_is_installed_once_and_again_when_damaged(tmp_path: Path) -> Non
         return asked.stdout.strip()
 
     install = (
-        "import pathlib; from llamacpp_instr.build.wheel import install_wheel as i;"
+        "import pathlib; from llamacpp_instr.llama.build.wheel import install_wheel as i;"
         f"print(i(pathlib.Path({str(wheel)!r})))"
     )
     assert run(install) == "True"

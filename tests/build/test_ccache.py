@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.build.wheel import ccache_environment
+from llamacpp_instr.llama.build.wheel import ccache_environment
 
 pytestmark = pytest.mark.native
 

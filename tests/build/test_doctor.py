@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from llamacpp_instr import cli
-from llamacpp_instr.build import doctor
-from llamacpp_instr.build.doctor import Library, library_problems
-from llamacpp_instr.extras import EXTRAS
+from llamacpp_instr.base.extras import EXTRAS
+from llamacpp_instr.llama.build import doctor
+from llamacpp_instr.llama.build.doctor import Library, library_problems
 
 pytestmark = pytest.mark.native
 

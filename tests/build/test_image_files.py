@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr import __version__
-from llamacpp_instr.build import upstream
+from llamacpp_instr.llama.build import upstream
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 DOCKERFILES = [REPOSITORY / "docker" / name for name in ("Dockerfile", "Dockerfile.cuda")]
@@ -41,7 +41,7 @@ def test_the_stage_that_compiles_has_what_instr_build_imports(path: Path, tmp_pa
                 place.write_bytes((REPOSITORY / source).read_bytes())
             elif source.startswith("llamacpp_instr"):
                 shutil.copytree(REPOSITORY / source, tmp_path / target)
-    code = "import sys, llamacpp_instr.build.wheel as b; print(b.__file__)"
+    code = "import sys, llamacpp_instr.llama.build.wheel as b; print(b.__file__)"
     code += "; from llamacpp_instr.cli import main, build"
     code += "; installed = [n for n, m in sys.modules.items() if 'site-packages' in str(m)]"
     code += "; print(*{n.partition('.')[0] for n in installed} - {'_distutils_hack'})"

@@ -38,7 +38,7 @@ class Unchanged:
     pairs: object = zip((), (), strict=True)
 '''
 TEST = """
-from llamacpp_instr.graph.sums import tested
+from llamacpp_instr.log.graph.sums import tested
 
 def test_it():
     assert (tested(), tested(5)) == (4, 8)
@@ -54,7 +54,7 @@ def test_only_what_runs_is_changed() -> None:
 
 
 def test_the_same_seed_draws_the_same_mutants_and_modules_take_turns() -> None:
-    modules = ["llamacpp_instr/graph/ops.py", "llamacpp_instr/graph/rope.py"]
+    modules = ["llamacpp_instr/log/graph/ops.py", "llamacpp_instr/log/graph/rope.py"]
     drawn = list(mutate.draw(modules, 6, seed=5))
     assert drawn == list(mutate.draw(modules, 6, seed=5))
     assert drawn != list(mutate.draw(modules, 6, seed=6))
@@ -85,8 +85,8 @@ def test_a_mutant_lives_where_no_test_looks(tmp_path: Path) -> None:
     need_git()
     for name, text in {
         "llamacpp_instr/__init__.py": "",
-        "llamacpp_instr/graph/__init__.py": "",
-        "llamacpp_instr/graph/sums.py": SOURCE,
+        "llamacpp_instr/log/graph/__init__.py": "",
+        "llamacpp_instr/log/graph/sums.py": SOURCE,
         "tests/graph/test_sums.py": TEST,
         "tests/log/test_nothing.py": "def test_nothing(): pass\n",
         "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['native']\n",
@@ -112,4 +112,4 @@ def test_a_mutant_lives_where_no_test_looks(tmp_path: Path) -> None:
     assert re.search(rf"\n *{killed} of +{n} .* all\n$", done.stdout)
     assert "\n-    return a > 5\n" in done.stdout
     assert done.returncode == 1, done.stderr
-    assert (tmp_path / "llamacpp_instr/graph/sums.py").read_text() == SOURCE
+    assert (tmp_path / "llamacpp_instr/log/graph/sums.py").read_text() == SOURCE

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.build import source_tree, upstream
-from llamacpp_instr.build.log import BuildLog
-from llamacpp_instr.errors import BuildError
+from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.llama.build import source_tree, upstream
+from llamacpp_instr.llama.build.log import BuildLog
 from tests.kit import patches_kit as kit
 from tests.kit.patches_kit import ANSWER, COUNT, LESS, World, commit, git
 from tools.patches.check import find_faults

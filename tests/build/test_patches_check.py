@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.build import source_tree, upstream
-from llamacpp_instr.build.cache import cache_dir
-from llamacpp_instr.build.log import BuildLog
+from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.llama.build import source_tree, upstream
+from llamacpp_instr.llama.build.log import BuildLog
 from tests.kit.patches_kit import ANSWER, COUNT, LESS, World, need_git
 from tools.patches.check import find_faults
 

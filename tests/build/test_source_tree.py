@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.build import source_tree, upstream
-from llamacpp_instr.build.log import BuildLog
-from llamacpp_instr.errors import BuildError
+from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.llama.build import source_tree, upstream
+from llamacpp_instr.llama.build.log import BuildLog
 from tests.kit import sdist_kit as kit
 
 MakeTree = Callable[..., Path]

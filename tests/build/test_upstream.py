@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.build import upstream
-from llamacpp_instr.errors import BuildError
+from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.llama.build import upstream
 from tests.kit import sdist_kit as kit
 
 

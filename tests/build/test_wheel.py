@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.extras import EXTRAS, how_to_install
+from llamacpp_instr.base.extras import EXTRAS, how_to_install
 from tools import release
 from tools.oldest import load_bounds
 
@@ -25,7 +25,12 @@ pytestmark = pytest.mark.native
 
 ROOT = Path(__file__).parent.parent.parent
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
-PACKAGES = ("llamacpp_instr", "converters")
+PLACES = {
+    "llamacpp_instr": "llamacpp_instr",
+    "converters": "llamacpp_instr/converters",
+    "patches": "llamacpp_instr/patches",
+}
+"""folder of the checkout -> where the wheel has it"""
 ABSENT = ("llama_cpp", *dict.fromkeys(name for _, names in EXTRAS.values() for name in names))
 HEAVY = {"numpy", "pandas", "perfetto", "rich", "gguf", "matplotlib", "llama_cpp", "msgspec"}
 
@@ -69,20 +74,16 @@ def run(installed: dict[str, str], tmp_path: Path) -> Run:
     return run
 
 
-def test_the_wheel_has_both_packages_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_has_one_package_whole_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     expected = {
-        str(path.relative_to(ROOT))
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*")
+        f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, place in PLACES.items()
+        for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
-    } | {
-        f"llamacpp_instr/{path.relative_to(ROOT)}"
-        for path in (ROOT / "patches").rglob("*")
-        if path.is_file()
     }
     found = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert found == expected
-    assert {"llamacpp_instr/py.typed", "converters/py.typed"} < found
+    assert "llamacpp_instr/py.typed" in found
     assert "llamacpp_instr/patches/UPSTREAM.toml" in found
     assert "llamacpp_instr/data/demo.gguf" in found
 
@@ -109,22 +110,55 @@ def test_an_installed_wheel_has_its_own_patches(run: Run, installed: dict[str, s
     place = installed["PYTHONPATH"].partition(os.pathsep)[0]
     done = run(
         "-c",
-        "from llamacpp_instr.build.upstream import patch_digest, patches_dir\n"
+        "from llamacpp_instr.llama.build.upstream import patch_digest, patches_dir\n"
         "print(patches_dir()); print(patch_digest(patches_dir()))",
     )
     found, digest = done.stdout.splitlines()
     assert found == f"{place}/llamacpp_instr/patches"
-    from llamacpp_instr.build.upstream import patch_digest
+    from llamacpp_instr.llama.build.upstream import patch_digest
 
     assert digest == patch_digest(ROOT / "patches")
 
 
 def test_importing_the_package_imports_nothing_heavy(run: Run) -> None:
-    done = run("-c", "import sys, llamacpp_instr, converters; print(*sys.modules)")
+    done = run("-c", "import sys, llamacpp_instr.converters; print(*sys.modules)")
     loaded = set(done.stdout.split())
     assert "llamacpp_instr" in loaded
     # hidden modules are listed as None
     assert loaded & HEAVY - set(ABSENT) == set()
+
+
+SCRIPT = """
+import importlib.util, llamacpp_instr
+beside = {name for name in ("benchmarks", "converters", "tests", "tools")
+          if (found := importlib.util.find_spec(name)) and "decoys" not in str(found.origin)}
+print(len(llamacpp_instr.load("session.log").tables.steps), llamacpp_instr.__file__, *beside)
+"""
+
+
+@pytest.mark.parametrize("editable", [False, True], ids=["wheel", "editable"])
+def test_one_name_can_be_imported_whatever_lies_beside_a_script(
+    editable: bool, installed: dict[str, str], tmp_path: Path
+) -> None:
+    decoys = tmp_path / "decoys"
+    decoys.mkdir()
+    for name in ("converters", "log", "graph", "base", "report"):
+        (decoys / f"{name}.py").write_text("raise SystemExit('the decoy ran')")
+    (decoys / "script.py").write_text(SCRIPT)
+    shutil.copyfile(LOG, decoys / "session.log")
+    env = {name: value for name, value in installed.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "script.py"]
+    if not editable:
+        env = installed
+    done = subprocess.run(command, cwd=decoys, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    steps, file, *beside = done.stdout.split()
+    assert (int(steps) > 0, beside) == (True, [])
+    place = ROOT / "tools" / "editable" if editable else Path(installed["PYTHONPATH"].split(":")[0])
+    assert Path(file) == place / "llamacpp_instr" / "__init__.py"
+    command = [sys.executable, "-m", "llamacpp_instr", "summary", "session.log"]
+    done = subprocess.run(command, cwd=decoys, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("trial", release.TRIALS, ids=" ".join)

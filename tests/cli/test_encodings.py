@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.terminal import MOST
+from llamacpp_instr.base.terminal import MOST
 from tests.conftest import Instr, assert_refused
 from tests.kit.native_kit import DEMO, ROOT
 

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.errors import InstrError, UsageError
-from llamacpp_instr.output import check_not_input, check_output, open_output, open_output_directory
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.base.output import (
+    check_not_input,
+    check_output,
+    open_output,
+    open_output_directory,
+)
 
 
 def test_the_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:

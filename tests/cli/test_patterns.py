@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.patterns import MAX_NESTING, MAX_PATTERN
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.patterns import MAX_NESTING, MAX_PATTERN
 from llamacpp_instr.recording.session import record
 from tests.conftest import Instr, assert_refused
 from tests.kit.native_kit import DEMO

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import progress
+from llamacpp_instr.base import progress
+from llamacpp_instr.base.progress import progress_bar
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.progress import progress_bar
 from tests.kit.native_kit import ROOT
 
 EVERY_EVENT = ROOT / "tests" / "fixtures" / "every-event.log"

@@ -12,8 +12,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from converters.report.report import Unit
 from llamacpp_instr import cli
+from llamacpp_instr.report.report import Unit
 from tests.kit.in_process import titled
 from tests.kit.nursery import Nursery
 from tests.kit.report_names import LOG, REPORTS

@@ -15,7 +15,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.cli import COMMANDS, main
-from llamacpp_instr.schema import SessionStart
+from llamacpp_instr.log.schema import SessionStart
 from tests.kit.in_process import instr_here, printed, told
 from tests.kit.made_log import make_log
 from tests.kit.split_log import split_log

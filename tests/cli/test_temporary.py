@@ -112,7 +112,7 @@ def test_a_command_that_is_ended_leaves_nothing(
 def test_a_place_for_temporary_files_is_found_without_a_trial_file(temporary: Path) -> None:
     """A process that ends while it makes one leaves it behind."""
     program = (
-        "import os, sys\nfrom llamacpp_instr.temporary import temporary_directory\n"
+        "import os, sys\nfrom llamacpp_instr.base.temporary import temporary_directory\n"
         "def hear(event, told):\n"
         "    if event == 'open' and os.environ['TMPDIR'] in str(told[0]): print(told[0])\n"
         "sys.addaudithook(hear)\n"
@@ -166,7 +166,7 @@ def test_a_viewer_that_is_ended_leaves_nothing(how: str, temporary: Path, tmp_pa
 def test_a_directory_of_matplotlib_is_removed_by_a_signal(temporary: Path) -> None:
     pytest.importorskip("matplotlib")
     program = (
-        "import os, signal\nfrom converters.report.charts import import_matplotlib\n"
+        "import os, signal\nfrom llamacpp_instr.report.charts import import_matplotlib\n"
         "import_matplotlib()\nimport_matplotlib()\n"
         "assert os.listdir(os.environ['TMPDIR'])\nos.kill(os.getpid(), signal.SIGTERM)"
     )

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.terminal import printable, printable_text, render_json
+from llamacpp_instr.base.terminal import printable, printable_text, render_json
 from tests.conftest import Instr
 from tests.kit import tiny_models
 from tests.kit.native_kit import ROOT

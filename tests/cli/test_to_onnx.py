@@ -11,7 +11,7 @@ import netron
 import onnx
 import pytest
 
-from llamacpp_instr.llama.engine import Context, ContextOptions
+from llamacpp_instr.llama.engine import ContextOptions, ModelContext
 from tests.kit import ui_kit
 from tests.kit.debugger_kit import last_logits, opened
 from tests.kit.in_process import instr_here, printed, refusal, told
@@ -37,7 +37,7 @@ def test_onnx_runtime_writes_the_story_that_llama_cpp_writes(
     next_token = names["next_token"]
     assert callable(next_token)
 
-    with opened(DEMO) as model, Context(model, ContextOptions(ctx=256, threads=1)) as context:
+    with opened(DEMO) as model, ModelContext(model, ContextOptions(ctx=256, threads=1)) as context:
         tokens = list(model.tokenize("Once upon a time"))
         n_prompt = len(tokens)
         context.decode(tokens, False)

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.attention import AttentionWeights, attention, flash_attention
-from llamacpp_instr.debugger.captured import Captured, Patch
+from llamacpp_instr.debugger.patching import Captured, Patch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.errors import UsageError
 from tests.kit.debugger_kit import opened, run
 from tests.kit.native_kit import DEMO, random_models
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from llamacpp_instr.debugger.capture import Capture
-from llamacpp_instr.debugger.captured import matching
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.debugger.patching import matching
+from llamacpp_instr.debugger.shards import Capture
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.schema import TensorStats
+from llamacpp_instr.log.schema import TensorStats
 from tests.conftest import Instr, start_run
 from tests.kit.commands_kit import blocks_of
 from tests.kit.debugger_kit import Run, opened, run
@@ -134,8 +134,8 @@ LONG = """
 import resource, sys
 from pathlib import Path
 from llamacpp_instr.debugger.api import debug
-from llamacpp_instr.debugger.capture import Capture
-from llamacpp_instr.llama.engine import Context, ContextOptions
+from llamacpp_instr.debugger.shards import Capture
+from llamacpp_instr.llama.engine import ModelContext, ContextOptions
 from tests.kit.commands_kit import blocks_of
 from tests.kit.debugger_kit import opened
 
@@ -143,7 +143,7 @@ capture = Capture("*_out-*", Path("act"), shard_bytes=4 << 20)
 with opened(Path(sys.argv[1])) as model, debug("log") as debugging:
     debugging.debugger.followers.append(capture)
     peaks = []
-    with Context(model, ContextOptions(ctx=256, threads=1)) as context:
+    with ModelContext(model, ContextOptions(ctx=256, threads=1)) as context:
         for _ in range(40):
             context.clear()
             context.decode([3] * 200)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.ablation import AblatedLayer, ablate_block, ablate_head
 from llamacpp_instr.debugger.api import Debugging
-from llamacpp_instr.debugger.captured import Captured, Patch, matching
 from llamacpp_instr.debugger.changes import (
     Edit,
     Repeated,
@@ -27,12 +27,12 @@ from llamacpp_instr.debugger.changes import (
 )
 from llamacpp_instr.debugger.changes import Note as Noting
 from llamacpp_instr.debugger.control import Follower
+from llamacpp_instr.debugger.patching import Captured, Patch, matching
 from llamacpp_instr.debugger.residual import block_outputs, find_residual
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.errors import UsageError
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.schema import Note
+from llamacpp_instr.log.schema import Note
 from tests.kit.debugger_kit import Run, opened, prompt_of, run, without
 from tests.kit.native_kit import DEMO, random_models
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.stop import Go
-from llamacpp_instr.errors import UsageError
 from llamacpp_instr.run.launch import Launched, in_keys, launch
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.schema import TensorStats
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import TensorStats
 from tests.conftest import Instr
 from tests.kit import dap_kit, ui_kit
 from tests.kit.dap_kit import Client, MicrosoftClient, Refused, figures, is_whole, launch, scope

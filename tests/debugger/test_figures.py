@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.figures import figures_of, heat_map, histogram, parse_slice
-from llamacpp_instr.errors import UsageError
 
 FLOATS = arrays.arrays(
     np.float32, arrays.array_shapes(max_dims=4, max_side=9), elements=st.floats(width=32)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import llamacpp_instr
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.api import Debugging
 from llamacpp_instr.debugger.listing import make_listing
 from llamacpp_instr.debugger.stop import Go, Stop
-from llamacpp_instr.errors import UsageError
 from tests.conftest import Instr, read_events
 from tests.kit.native_kit import open_llama
 

@@ -13,10 +13,10 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from converters.exports.tables import load_tables
-from llamacpp_instr import schema as s
+from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.cli.cat import cat
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.converters.exports.tables import load_tables
+from llamacpp_instr.log import schema as s
 from tests.kit.made_log import encode, make_log
 
 EVENTS = make_log(Random(2).randint, n_contexts=2, level="verbose")

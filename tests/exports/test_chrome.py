@@ -18,10 +18,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from converters.exports.chrome import write_chrome
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.graph.timeline import Lanes, Selection
+from llamacpp_instr.base.errors import LogError, UsageError
+from llamacpp_instr.converters.exports.chrome import write_chrome
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.timeline import Lanes, Selection
 from llamacpp_instr.log.reader import read_events as read_log
 from tests.conftest import Instr, read_events
 from tests.kit.made_log import encode, make_log

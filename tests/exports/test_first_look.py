@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from converters.exports.first_look import first_look
-from llamacpp_instr.schema import Event, Mark, StepBegin, StepEnd
+from llamacpp_instr.converters.exports.first_look import first_look
+from llamacpp_instr.log.schema import Event, Mark, StepBegin, StepEnd
 
 
 def step(number: int, begin: int, end: int, phase: str = "decode") -> Iterator[tuple[int, Event]]:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from converters.exports.chrome import write_chrome
-from converters.exports.perfetto import Options, write_perfetto
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.exports.chrome import write_chrome
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.reader import read_events
 from tests.exports.test_perfetto_requests import served
 from tests.kit.made_log import encode, make_log

@@ -12,8 +12,8 @@ import pandas as pd
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from converters.exports.tables import load_tables
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.exports.tables import load_tables
+from llamacpp_instr.log import schema as s
 from tests.kit.in_process import told
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import logs, unclosed_logs

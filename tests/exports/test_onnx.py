@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from converters.exports.onnx.builder import CUSTOM
-from converters.exports.onnx.export import export_graph
+from llamacpp_instr.converters.exports.onnx.builder import CUSTOM
+from llamacpp_instr.converters.exports.onnx.export import export_graph
 from llamacpp_instr.llama.ggml import declare
 from llamacpp_instr.model.types import TYPES
 from tests.graph.test_copies import graph_of

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converters.exports.onnx.export import export_graph
+from llamacpp_instr.converters.exports.onnx.export import export_graph
 from tests.exports.test_onnx_ops import Array, close, computed, graph_of, some, words
 
 # --- positions: `ggml_rope_cache_init`, `rope_yarn`, `ggml_mrope_cache_init` ---

@@ -15,10 +15,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from converters.exports.onnx.export import export_graph
-from converters.exports.onnx.weights import with_weights_as_inputs
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.schema import Graph, Leaf, Nodes
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.exports.onnx.export import export_graph
+from llamacpp_instr.converters.exports.onnx.weights import with_weights_as_inputs
+from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 
 Array = NDArray[Any]
 RNG = np.random.default_rng(7)

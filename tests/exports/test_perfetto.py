@@ -17,12 +17,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.exports.perfetto import Options, Written, write_perfetto
-from converters.exports.perfetto import packets as p
-from converters.exports.perfetto.template import ComputeTemplate, Times, padded_words
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import LogError, UsageError
-from llamacpp_instr.graph.timeline import OpSlice, Selection
+from llamacpp_instr.base.errors import LogError, UsageError
+from llamacpp_instr.converters.exports.perfetto import Options, Written, write_perfetto
+from llamacpp_instr.converters.exports.perfetto import packets as p
+from llamacpp_instr.converters.exports.perfetto.template import ComputeTemplate, Times, padded_words
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.timeline import OpSlice, Selection
 from llamacpp_instr.log.reader import read_events
 from tests.kit.made_log import encode, make_log
 from tests.kit.perfetto_truth import truth
@@ -250,7 +250,7 @@ def test_impossible_times_are_wrong_input(change, tmp_path) -> None:
 def test_large_batches_are_the_same_as_small_ones(tmp_path, monkeypatch) -> None:
     events = make_log(Random(8).randint, n_contexts=2, level="verbose")
     large = Back(convert(tmp_path / "a.log", encode(events), Options())[0])
-    monkeypatch.setattr("converters.exports.perfetto.kernels.BATCH", 1)
+    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.kernels.BATCH", 1)
     small = Back(convert(tmp_path / "a.log", encode(events), Options())[0])
     for track in {"layers", *(n for n in large.tracks.values() if n.startswith("thread "))}:
         assert large.rows(track, "tensor") == small.rows(track, "tensor")
@@ -335,7 +335,7 @@ def test_a_choice_of_no_op_says_each_op_once_also_those_of_fused_kernels(tmp_pat
 def test_templates_that_were_dropped_are_made_again(tmp_path, monkeypatch, kept) -> None:
     events = make_log(Random(8).randint, n_contexts=3, level="verbose")
     whole = Back(convert(tmp_path / "a.log", encode(events))[0])
-    monkeypatch.setattr("converters.exports.perfetto.kernels.TEMPLATES", kept)
+    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.kernels.TEMPLATES", kept)
     few = Back(convert(tmp_path / "a.log", encode(events))[0])
     for track in {"layers", *(n for n in whole.tracks.values() if n.startswith("thread "))}:
         assert few.rows(track, "tensor") == whole.rows(track, "tensor")

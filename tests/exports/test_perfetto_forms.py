@@ -13,11 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.exports.perfetto import Options
-from converters.exports.perfetto.forms import Form, Forms
-from converters.exports.perfetto.packets import BEGIN, Packets
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
+from llamacpp_instr.converters.exports.perfetto import Options
+from llamacpp_instr.converters.exports.perfetto.packets import BEGIN, Packets
+from llamacpp_instr.converters.exports.perfetto.step_packets import Form, Forms
+from llamacpp_instr.log import schema as s
 from tests.exports.test_perfetto import Back, convert
 from tests.kit.made_log import encode, make_log
 
@@ -56,7 +56,7 @@ def test_events_of_one_shape_share_a_form_and_no_value(made) -> None:
 
 
 def test_only_the_newest_forms_are_kept(monkeypatch) -> None:
-    monkeypatch.setattr("converters.exports.perfetto.forms.FORMS", 1)
+    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.step_packets.FORMS", 1)
     made, forms = list[int](), Forms()
 
     def make(track: int) -> Form:
@@ -70,7 +70,7 @@ def test_only_the_newest_forms_are_kept(monkeypatch) -> None:
 
 def test_a_form_that_was_filled_often_is_made_again(monkeypatch) -> None:
     """A protobuf message keeps the memory of all values that it ever had."""
-    monkeypatch.setattr("converters.exports.perfetto.forms.FILLS", 2)
+    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.step_packets.FILLS", 2)
     packets, forms, made = Packets(), Forms(), list[Form]()
 
     def make() -> Form:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from converters.exports.perfetto import Options, stream, write_perfetto
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.exports.perfetto import Options, stream, write_perfetto
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session

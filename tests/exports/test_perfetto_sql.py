@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.reader import read_events as read_log
-from llamacpp_instr.schema import LEVELS
+from llamacpp_instr.log.schema import LEVELS
 from tests.conftest import read_events
 from tests.kit.perfetto_queries import HOW_ORDERED, ROWS, SUMS, TRACKS, WRONG
 from tests.kit.perfetto_recordings import record

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from converters.exports.perfetto import Options
-from llamacpp_instr.graph.timeline import Selection
+from llamacpp_instr.converters.exports.perfetto import Options
+from llamacpp_instr.log.graph.timeline import Selection
 from tests.exports import test_chrome as chrome
 from tests.exports.test_perfetto import Back, convert
 

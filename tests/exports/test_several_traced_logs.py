@@ -12,9 +12,9 @@ import pytest
 from msgspec.structs import replace
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.exports.chrome import write_chrome
-from converters.exports.perfetto import Options, write_perfetto
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.exports.chrome import write_chrome
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.reader import read_events
 from tests.exports.test_perfetto import Back
 from tests.exports.test_traced_steps import FACTS, T, begin, end, token

@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 
-from converters.exports import table_files as files
-from converters.exports.tables import NAMES, load_tables, stream_tables
-from llamacpp_instr.output import open_output_directory
+from llamacpp_instr.base.output import open_output_directory
+from llamacpp_instr.converters.exports import table_files as files
+from llamacpp_instr.converters.exports.tables import NAMES, load_tables, stream_tables
 from tests.conftest import Instr, assert_refused
 from tests.fleet.fleet_logs import write_log
 from tests.kit.in_process import full_disk, instr_here

@@ -14,8 +14,8 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 
-from converters.exports.tables import NAMES, load_tables, stream_tables
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.exports.tables import NAMES, load_tables, stream_tables
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import load_parts
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import logs, unclosed_logs
@@ -100,7 +100,7 @@ def test_the_pieces_make_up_the_tables(events, tmp_path_factory, request):
     monkeypatch = pytest.MonkeyPatch()
     request.addfinalizer(monkeypatch.undo)
     monkeypatch.setattr(
-        "converters.exports.tables.load_parts",
+        "llamacpp_instr.converters.exports.tables.load_parts",
         lambda path, told, lenient: load_parts(path, told, 1, lenient),
     )
     pieces: dict[str, list[pd.DataFrame]] = {name: [] for name in NAMES}

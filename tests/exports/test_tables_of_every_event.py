@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from converters.exports.names import LONGEST_HOST, host_of, id_of, name_of
-from converters.exports.tables import Tables, load_tables
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.exports.names import LONGEST_HOST, host_of, id_of, name_of
+from llamacpp_instr.converters.exports.tables import Tables, load_tables
+from llamacpp_instr.log import schema as s
 
 LOG = Path(__file__).parent.parent / "fixtures" / "every-event.log"
 LINES = [json.loads(line) for line in LOG.read_text().splitlines()]

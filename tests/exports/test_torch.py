@@ -17,10 +17,10 @@ import pandas as pd
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from converters.exports.torch.stream import HeldMemory, write_torch
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.timeline import Selection
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.exports.torch.stream import HeldMemory, write_torch
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.timeline import Selection
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converters.exports.chrome.kernels import layer_spans
-from converters.exports.perfetto import Options
-from converters.exports.perfetto import steps as perfetto_steps
-from converters.exports.perfetto.packets import Packets
-from converters.exports.perfetto.template import Times, layers_template
-from llamacpp_instr import schema as s
-from llamacpp_instr.graph.timeline import Selection, plan_timeline
+from llamacpp_instr.converters.exports.chrome.kernels import layer_spans
+from llamacpp_instr.converters.exports.perfetto import Options
+from llamacpp_instr.converters.exports.perfetto import steps as perfetto_steps
+from llamacpp_instr.converters.exports.perfetto.packets import Packets
+from llamacpp_instr.converters.exports.perfetto.template import Times, layers_template
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.timeline import Selection, plan_timeline
 from llamacpp_instr.log.session import load_session
 from tests.exports import test_chrome as chrome
 from tests.exports.test_perfetto import Back, convert

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.exports.perfetto import Options
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.timeline import Selection
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.exports.perfetto import Options
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.timeline import Selection
 from tests.exports import test_chrome as chrome
 from tests.exports.test_perfetto import FLOWS, Back, convert
 from tests.kit.made_log import encode, make_log

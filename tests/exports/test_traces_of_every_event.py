@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from converters.exports.perfetto import Options
+from llamacpp_instr.converters.exports.perfetto import Options
 from tests.exports import test_chrome as chrome
 from tests.exports.test_perfetto import Back, convert
 

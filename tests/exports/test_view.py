@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from converters.perfetto_ui import UiServer, find_ui, is_trace
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.report.perfetto_ui import UiServer, find_ui, is_trace
 from tests.conftest import Instr, assert_refused
 
 pytestmark = pytest.mark.native

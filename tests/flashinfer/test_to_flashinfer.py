@@ -13,11 +13,11 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from converters.flashinfer.attention import View, views_of_mask
-from converters.flashinfer.dataset import OUTPUT
-from converters.flashinfer.definition import Catalog, Definition
+from llamacpp_instr.converters.exports.flashinfer.attention import View, views_of_mask
+from llamacpp_instr.converters.exports.flashinfer.dataset import OUTPUT
+from llamacpp_instr.converters.exports.flashinfer.definition import Catalog, Definition
+from llamacpp_instr.converters.validate.node import error_of
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.validate.node import error_of
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import titled
 from tests.kit.native_kit import random_models

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from converters.analyses.stats import compute_stats
-from converters.fleet.buckets import RELATIVE_ERROR, bucket_of
-from converters.fleet.collect import collect as collected
-from converters.fleet.database import ask, open_database
-from converters.fleet.dataset import known_logs
-from converters.fleet.sources import find_sources
+from llamacpp_instr.converters.analyses.stats import compute_stats
+from llamacpp_instr.converters.fleet.buckets import RELATIVE_ERROR, bucket_of
+from llamacpp_instr.converters.fleet.collect import collect as collected
+from llamacpp_instr.converters.fleet.database import ask, open_database
+from llamacpp_instr.converters.fleet.dataset import known_logs
+from llamacpp_instr.converters.fleet.sources import find_sources
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.conftest import assert_refused
@@ -85,7 +85,7 @@ def test_the_figures_are_those_of_the_log(log: Path, tmp_path: Path) -> None:
 
 def of_decodes(log: Path) -> dict[str, list[int]]:
     """The durations of the kernels of decodes, by op."""
-    from converters.exports.tables import load_tables
+    from llamacpp_instr.converters.exports.tables import load_tables
 
     ops = load_tables(log).ops
     ops = ops[(ops.thread == 0) & (ops.phase == "decode")]
@@ -297,7 +297,7 @@ def check(dataset: Path) -> None:
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
-    from converters.fleet.dataset import only_writer, open_dataset
+    from llamacpp_instr.converters.fleet.dataset import only_writer, open_dataset
 
     dataset = tmp_path / "fleet"
     open_dataset(dataset)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from converters.fleet.answer import _cell, named_queries
-from converters.fleet.dataset import (
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.converters.fleet.answer import _cell, named_queries
+from llamacpp_instr.converters.fleet.dataset import (
     FORMAT,
     TABLES,
     LogFiles,
@@ -22,8 +23,7 @@ from converters.fleet.dataset import (
     remove,
     schema_of,
 )
-from converters.fleet.queries import QUERIES, REGRESSIONS
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.converters.fleet.queries import QUERIES, REGRESSIONS
 
 
 def log_row(**of: object) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from converters.fleet.answer import answer
-from converters.fleet.database import open_database
-from converters.fleet.queries import QUERIES
+from llamacpp_instr.converters.fleet.answer import answer
+from llamacpp_instr.converters.fleet.database import open_database
+from llamacpp_instr.converters.fleet.queries import QUERIES
 from tests.conftest import assert_refused
 from tests.fleet.fleet_logs import write_log
 from tests.kit.in_process import instr_here, told

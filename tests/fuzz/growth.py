@@ -18,8 +18,8 @@ from random import Random
 
 from msgspec.structs import replace
 
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import InstrError
+from llamacpp_instr.base.errors import InstrError
+from llamacpp_instr.log import schema as s
 from tests.fuzz.guard import workspace
 from tests.fuzz.targets import SURFACES, attempt_of
 from tests.kit.made_log import encode, make_log

@@ -15,7 +15,7 @@ from random import Random
 
 import msgspec
 
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.source import MAX_EXPANSION
 from tests.kit.made_log import encode, make_log
 

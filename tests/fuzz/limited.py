@@ -15,10 +15,10 @@ import sys
 import traceback
 from pathlib import Path
 
+from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.cli import main
 from llamacpp_instr.cli.logs import Logs
 from llamacpp_instr.cli.view import _convert
-from llamacpp_instr.errors import InstrError
 
 MEMORY = 1 << 30
 """bytes of memory of the process, including the interpreter and its libraries"""

@@ -16,8 +16,8 @@ import gguf
 import numpy as np
 import zstandard
 
-from llamacpp_instr import schema as s
 from llamacpp_instr.debugger.dap.framing import write_message
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.types import TYPES
 from tests.kit.gguf_files import save
 from tests.kit.made_log import encode, make_log

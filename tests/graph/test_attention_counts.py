@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from llamacpp_instr.graph.attention import (
+from llamacpp_instr.log.graph.attention import (
     TILE,
     Attention,
     Seen,

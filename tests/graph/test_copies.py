@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llamacpp_instr.graph.copies import is_copy, without_copies
-from llamacpp_instr.schema import Graph, Leaf, Nodes
+from llamacpp_instr.log.graph.copies import is_copy, without_copies
+from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 
 
 def graph_of(leafs: list[str], names: list[str], src: list[list[int]]) -> Graph:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.graph.kernels import cpu_plan
-from llamacpp_instr.schema import Graph, Leaf, Nodes
+from llamacpp_instr.log.graph.kernels import cpu_plan
+from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 
 
 def graph_of(**changes: Any) -> Graph:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.graph.attention import Attention, Seen, Span, Ubatch, attentions
-from llamacpp_instr.graph.kernels import (
+from llamacpp_instr.log.graph.attention import Attention, Seen, Span, Ubatch, attentions
+from llamacpp_instr.log.graph.kernels import (
     graph_problems,
     kernel_nodes,
     node_backends,
@@ -16,7 +16,7 @@ from llamacpp_instr.graph.kernels import (
     untimed_backends,
     weight_read,
 )
-from llamacpp_instr.schema import Graph, Plan, Split
+from llamacpp_instr.log.schema import Graph, Plan, Split
 from tests.graph.test_copies import graph_of
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from llamacpp_instr.debugger.ggml import ggml, tensor_at
-from llamacpp_instr.graph.kernels import plan_kernels
-from llamacpp_instr.graph.ops import (
+from llamacpp_instr.llama.ggml import POINTER, declare
+from llamacpp_instr.log.graph.kernels import plan_kernels
+from llamacpp_instr.log.graph.ops import (
     block_of,
     blocks_of,
     bytes_moved,
@@ -19,9 +20,8 @@ from llamacpp_instr.graph.ops import (
     op_params,
     role_of,
 )
-from llamacpp_instr.llama.ggml import POINTER, declare
-from llamacpp_instr.probe.ggml import F32, Ggml, Graph
-from llamacpp_instr.schema import Leaf, Plan
+from llamacpp_instr.log.schema import Leaf, Plan
+from llamacpp_instr.prediction.probe.ggml import F32, Ggml, Graph
 from tests.graph.test_copies import graph_of
 
 

@@ -7,8 +7,8 @@ import re
 import pytest
 from onnx import defs
 
-from llamacpp_instr.graph import standard
-from llamacpp_instr.graph.standard import OPSET, Standard, standard_operator
+from llamacpp_instr.log.graph import standard
+from llamacpp_instr.log.graph.standard import OPSET, Standard, standard_operator
 from tests.kit.native_kit import patched_tree
 
 TABLES = {"": standard._OPS, "UNARY ": standard._UNARY, "GLU ": standard._GLU}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from llamacpp_instr.graph.kernels import node_work, plan_kernels
-from llamacpp_instr.graph.tensors import tensor
+from llamacpp_instr.log.graph.kernels import node_work, plan_kernels
+from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import Graph, Plan
 from tests.conftest import Instr
 from tests.graph.test_copies import graph_of
 

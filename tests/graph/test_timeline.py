@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.graph.timeline import (
+from llamacpp_instr.log.graph.timeline import (
     Lanes,
     PlanTimeline,
     Selection,
@@ -16,8 +16,8 @@ from llamacpp_instr.graph.timeline import (
     remember,
     thread_spans,
 )
+from llamacpp_instr.log.schema import Graph, Nodes, Plan, Split
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import Graph, Nodes, Plan, Split
 from tests.graph.test_copies import graph_of
 
 SESSION = load_session(Path(__file__).parent.parent / "fixtures" / "demo-verbose.log")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import schema as s
-from llamacpp_instr.graph.timeline import OpSlice, plan_timeline
-from llamacpp_instr.graph.words import describe
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.timeline import OpSlice, plan_timeline
+from llamacpp_instr.log.graph.words import describe
 from llamacpp_instr.log.reader import read_events
 from tests.kit.perfetto_recordings import record
 

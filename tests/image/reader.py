@@ -132,6 +132,6 @@ def copy_checkout(target: Path) -> None:
     )
     for name in filter(None, listed.split("\0")):
         source = ROOT / name
-        if source.is_file():
+        if source.is_file() or source.is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target / name)
+            shutil.copy2(source, target / name, follow_symlinks=False)

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from llamacpp_instr import __version__
-from llamacpp_instr.build import upstream
+from llamacpp_instr.llama.build import upstream
 from tests.image.container import Image
 from tests.kit import trace_processor
 from tests.kit.ui_kit import look, need_ui

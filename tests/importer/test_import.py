@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from llamacpp_instr.build.cache import cache_dir
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.importer.converter import find_converter
-from llamacpp_instr.importer.source import INDEX, Kind, open_source
+from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.lab.importer.converter import find_converter
+from llamacpp_instr.lab.importer.source import INDEX, Kind, open_source
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from tests.kit.made_log import make_log
 
 STEP_NS, PERIOD_NS = 500, 1000

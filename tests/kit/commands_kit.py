@@ -30,7 +30,7 @@ _LESS = {
 }
 # a probe has no options for that
 _PROBE = (
-    "from llamacpp_instr.probe import measure;"
+    "from llamacpp_instr.prediction.probe import measure;"
     " measure.SECONDS, measure.SIZES, measure.TYPES_OF_WEIGHTS = 0, (1, 4), ('F16', 'Q4_K');"
     " from llamacpp_instr.prediction import measure as kernels;"
     " kernels.measure_kernels.__defaults__ = ([kernels.SUBJECTS[0], kernels.SUBJECTS[-2]],);"

@@ -16,7 +16,7 @@ from llamacpp_instr.debugger.api import Debugging, debug
 from llamacpp_instr.debugger.control import Follower
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import Go, Stop
-from llamacpp_instr.llama.engine import ComputeError, Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import captured
 
 
@@ -73,7 +73,7 @@ def run(
     done = Run()
     with (
         debug(log, force=True) if log else nullcontext() as debugging,
-        Context(model, options) as context,
+        ModelContext(model, options) as context,
     ):
         if debugging is not None:
             debugging.on_stop = on_stop
@@ -99,7 +99,7 @@ def run(
     return done
 
 
-def last_logits(context: Context) -> np.ndarray:
+def last_logits(context: ModelContext) -> np.ndarray:
     api: Any = context.api
     row = api.llama_get_logits_ith(context.handle, -1)
     return np.ctypeslib.as_array(row, (context.model.n_vocab,)).copy()

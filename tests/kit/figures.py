@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from converters.report import charts
+from llamacpp_instr.report import charts
 
 
 def drawn(chart: charts.Chart) -> Any:

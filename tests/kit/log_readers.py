@@ -10,13 +10,13 @@ from random import Random
 
 from msgspec.structs import replace
 
-from converters.exports.chrome import write_chrome
-from converters.exports.flat import LineSelection, expand_lines
-from converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.converters.exports.chrome import write_chrome
+from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.schema import Compute, Context, Event, Graph, Level, Mark, Plan, StepBegin
 from llamacpp_instr.log.session import load_parts
-from llamacpp_instr.schema import Compute, Context, Event, Graph, Level, Mark, Plan, StepBegin
 from tests.kit.made_log import encode, make_log
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from tests.kit.made_graph import llama_rows, llama_weights
 
 Pick = Callable[[int, int], int]

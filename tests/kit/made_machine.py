@@ -6,7 +6,7 @@ import platform
 
 from msgspec.structs import replace
 
-from llamacpp_instr.probe.file import (
+from llamacpp_instr.prediction.probe.file import (
     KernelModel,
     OtherCost,
     Overhead,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llamacpp_instr.probe.file import Bandwidth, Barrier, Kernel, Probe
+from llamacpp_instr.prediction.probe.file import Bandwidth, Barrier, Kernel, Probe
 
 MIB = 1 << 20
 

@@ -19,11 +19,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.build.cache import cache_dir
-from llamacpp_instr.build.log import BuildLog
-from llamacpp_instr.build.source_tree import VENDORED, fetch_sdist, make_tree
-from llamacpp_instr.build.upstream import patches_dir
-from llamacpp_instr.build.wheel import ccache_environment, cpu_identity, wheel_inputs, wheel_key
+from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.llama.build.log import BuildLog
+from llamacpp_instr.llama.build.source_tree import VENDORED, fetch_sdist, make_tree
+from llamacpp_instr.llama.build.upstream import patches_dir
+from llamacpp_instr.llama.build.wheel import (
+    ccache_environment,
+    cpu_identity,
+    wheel_inputs,
+    wheel_key,
+)
 from llamacpp_instr.llama.threads import usable_cpus
 
 ROOT = Path(__file__).parent.parent.parent

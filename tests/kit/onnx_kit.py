@@ -10,16 +10,16 @@ import numpy as np
 import onnxruntime
 from onnx import ModelProto, numpy_helper
 
-from converters.exports.onnx.export import Exported
+from llamacpp_instr.converters.exports.onnx.export import Exported
 from llamacpp_instr.debugger.api import debug
 from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import is_weight, read
-from llamacpp_instr.llama.engine import Context, ContextOptions
+from llamacpp_instr.lab.weights.measure import WeightReader
+from llamacpp_instr.llama.engine import ContextOptions, ModelContext
+from llamacpp_instr.log.schema import Graph
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.schema import Graph
-from llamacpp_instr.weights.measure import WeightReader
 from tests.kit.debugger_kit import opened, prompt_of
 
 Values = dict[int, np.ndarray]
@@ -52,7 +52,7 @@ def compute(model: Path, log: Path, prompt: int = 9, flash_attn: str = "auto") -
     with (
         opened(model) as loaded,
         debug(log, level="verbose", force=True) as debugging,
-        Context(loaded, options) as context,
+        ModelContext(loaded, options) as context,
     ):
         debugging.on_stop = keep
         debugging.add("*")

@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from converters.exports.tables import NAMES
-from converters.exports.torch.stream import NAMES as TORCH
-from llamacpp_instr.probe.file import probe_json
+from llamacpp_instr.converters.exports.tables import NAMES
+from llamacpp_instr.converters.exports.torch.stream import NAMES as TORCH
+from llamacpp_instr.prediction.probe.file import probe_json
 from tests.kit import tiny_models
 from tests.kit.made_machine import made_machine
 from tests.kit.made_probe import probe_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.build.source_tree import VENDORED
+from llamacpp_instr.llama.build.source_tree import VENDORED
 from tests.kit import sdist_kit as kit
 from tools.patches.edit import edit
 from tools.patches.export import Exported, export

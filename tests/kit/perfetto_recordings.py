@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT, random_models, run_probe
 

@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import llamacpp_instr
+from llamacpp_instr.lab.quantize.plan import QuantizeOptions
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.probe.file import probe_json
-from llamacpp_instr.quantize.plan import QuantizeOptions
+from llamacpp_instr.prediction.probe.file import probe_json
 from tests.kit.decoder import Decoder
 from tests.kit.quantize_kit import quantize_model
 from tests.kit.short_probe import short_probe

@@ -12,9 +12,9 @@ from typing import Any
 import gguf
 import numpy as np
 
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions, QuantizeResult
+from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.quantize.plan import QuantizationPlan, QuantizeOptions, QuantizeResult
-from llamacpp_instr.quantize.runner import Quantizer
 from tests.kit.gguf_files import save
 from tests.kit.native_kit import unpatched_library
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from converters.report.report import Report
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.report.report import Report
 from tests.kit.in_process import titled
 from tests.kit.made_log import encode
 

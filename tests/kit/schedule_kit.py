@@ -12,9 +12,9 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from converters.scheduling.engines import EngineKind, Engines, equal_engines
-from converters.scheduling.schedule import Schedule
-from converters.scheduling.tasks import KINDS, Label, Tasks
+from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
+from llamacpp_instr.converters.scheduling.schedule import Schedule
+from llamacpp_instr.converters.scheduling.tasks import KINDS, Label, Tasks
 
 OPS = {"matrix": ("MUL_MAT", "FLASH_ATTN_EXT"), "vector": ("ADD", "SOFT_MAX"), "memory": ("CPY",)}
 BLOCKS = ("attention", "feed-forward", "kv")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llamacpp_instr.probe import measure
-from llamacpp_instr.probe.file import Probe
+from llamacpp_instr.prediction.probe import measure
+from llamacpp_instr.prediction.probe.file import Probe
 
 
 def short_probe(*sizes: int) -> Probe:

@@ -7,7 +7,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from tests.kit.made_log import make_log
 
 Ops = tuple[Sequence[int], Sequence[int]]

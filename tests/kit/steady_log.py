@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from tests.kit.made_log import encode, make_log
 
 KERNEL_NS = {"MUL_MAT": 40_000, "FLASH_ATTN_EXT": 20_000}

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from llamacpp_instr.schema import Event
+from llamacpp_instr.log.schema import Event
 from tests.kit.made_log import make_log
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.probe.file import Bandwidth, probe_json
-from llamacpp_instr.schema import SessionStart
+from llamacpp_instr.log.schema import SessionStart
+from llamacpp_instr.prediction.probe.file import Bandwidth, probe_json
 from tests.kit.in_process import titled
 from tests.kit.made_probe import probe_of
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from converters.perfetto_ui import find_ui
+from llamacpp_instr.report.perfetto_ui import find_ui
 
 ENGINE = Path(__file__).parent.parent / "ui" / "trace_processor.mjs"
 NODE = shutil.which("node")

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from converters.live.hub import Hub
+from llamacpp_instr.converters.live.live_session import LiveSession
 from llamacpp_instr.log.follow import FollowedLog
-from llamacpp_instr.schema import Event, Message, SessionStart
+from llamacpp_instr.log.schema import Event, Message, SessionStart
 from tests.kit.made_log import encode, make_log
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
@@ -35,12 +35,12 @@ def open_log(directory: Path, name: str = "it.log", seed: int = 5) -> tuple[Path
 
 
 @contextmanager
-def followed(first: Path) -> Iterator[tuple[Hub, FollowedLog]]:
+def followed(first: Path) -> Iterator[tuple[LiveSession, FollowedLog]]:
     """What follows a log, of which this is the first part."""
     stop = threading.Event()
     log = FollowedLog(first, stop)
-    hub = Hub(log)
-    hub.start()
-    yield hub, log
+    session = LiveSession(log)
+    session.start()
+    yield session, log
     stop.set()
-    hub.join()
+    session.join()

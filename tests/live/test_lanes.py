@@ -10,16 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from converters.live import figures, lanes
-from converters.live.figures import ended, figures_of, is_active
-from converters.live.frames import step_details
-from converters.live.heat import PlanCells, add_layers, add_ops
-from converters.live.hub import KEPT, Hub
-from converters.live.lanes import Lane, Lanes
-from converters.live.state import SECOND, Cache, LiveState, Second, Threads
-from llamacpp_instr import schema as s
-from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.converters.live import figures, lanes
+from llamacpp_instr.converters.live.figures import ended, figures_of, is_active
+from llamacpp_instr.converters.live.frames import step_details
+from llamacpp_instr.converters.live.heat import PlanCells, add_layers, add_ops
+from llamacpp_instr.converters.live.lanes import Lane, LiveLanes
+from llamacpp_instr.converters.live.live_session import KEPT, LiveSession
+from llamacpp_instr.converters.live.state import SECOND, Cache, LiveState, Second, Threads
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.batches import Part
+from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.requests import Request
 from tests.kit.made_log import encode
 from tests.kit.sketched_log import Sketch
@@ -32,7 +32,7 @@ def lane_of(*times: int, number: int = 0, first: int = 0, end: int = 0, over: bo
     return Lane(number, request, over=over)
 
 
-def step(of: Lanes, number: int, seq: int, pos: int, tokens: int, prompt: bool) -> None:
+def step(of: LiveLanes, number: int, seq: int, pos: int, tokens: int, prompt: bool) -> None:
     """A step of 100 ns; one begins every microsecond."""
     part = Part(seq, pos, tokens, 1, prompt)
     of.step(number, 0, 1000 * number, 1000 * number + 100, [part])
@@ -48,7 +48,7 @@ def token(number: int, seq: int, text: str = "x", **of: Any) -> s.Token:
 
 
 def test_a_lane_has_the_tokens_of_its_request() -> None:
-    of = Lanes()
+    of = LiveLanes()
     for number, pos in enumerate((0, 4, 5)):
         step(of, number, 0, pos, 1 if pos else 4, not pos)
         of.token(token(number, 0, "abc"[number], p=0.5))
@@ -68,7 +68,7 @@ def test_a_lane_has_the_tokens_of_its_request() -> None:
 
 
 def test_a_character_may_need_several_tokens() -> None:
-    of = Lanes()
+    of = LiveLanes()
     for number, part in enumerate(("c3", "a4")):
         step(of, number, 0, 3 + number, 1 if number else 4, not number)
         of.token(token(number, 0, "\ufffd", hex=part))
@@ -77,7 +77,7 @@ def test_a_character_may_need_several_tokens() -> None:
 
 
 def test_the_next_request_of_a_sequence_ends_the_lane() -> None:
-    of = Lanes()
+    of = LiveLanes()
     for number, (pos, tokens) in enumerate(((0, 4), (0, 5))):
         step(of, number, 0, pos, tokens, True)
         of.token(token(number, 0))
@@ -92,7 +92,7 @@ def test_the_next_request_of_a_sequence_ends_the_lane() -> None:
     [(-1, 0, True), (0, -1, True), (1, 0, True), (-1, -1, False), (0, 1, False)],
 )
 def test_the_mark_of_a_sequence_ends_its_lane(begin: int, end: int, over: bool) -> None:
-    of = Lanes()
+    of = LiveLanes()
     step(of, 1, 0, 0, 4, True)
     of.token(token(1, 0))
     marks = [
@@ -106,7 +106,7 @@ def test_the_mark_of_a_sequence_ends_its_lane(begin: int, end: int, over: bool) 
 
 
 def test_the_times_of_a_lane_count_once_and_only_with_a_token() -> None:
-    of = Lanes()
+    of = LiveLanes()
     none, one, two = lane_of(), lane_of(5_000_000), lane_of(5_000_000, 25_000_000)
     for lane in (none, one, two, two):
         of.count(lane)
@@ -121,7 +121,7 @@ def test_the_oldest_lane_that_is_over_is_forgotten(
     end_of: int | None, left: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lanes, "KEPT", 3)
-    of = Lanes()
+    of = LiveLanes()
     for number in range(3):
         step(of, number, number, 0, 4, True)
         of.token(token(number, number))
@@ -279,18 +279,18 @@ def test_layers_beyond_the_map_are_in_its_last_row() -> None:
     assert step.sum() == 15
 
 
-# --- the frames that a hub keeps ---
+# --- the frames that a session keeps ---
 
 
-def hub_after(n: int) -> Hub:
+def session_after(n: int) -> LiveSession:
     """One that made `n` frames and has not begun to read."""
     log: Any = SimpleNamespace(is_late=False, end=None)
-    hub = Hub(log)
+    session = LiveSession(log)
     for _ in range(n):
-        hub._frames.next_frame(late=False)
-        hub._latest += 1
-        hub._kept.append((hub._latest, b"%d" % hub._latest))
-    return hub
+        session._frames.next_frame(late=False)
+        session._latest += 1
+        session._kept.append((session._latest, b"%d" % session._latest))
+    return session
 
 
 @pytest.mark.parametrize(
@@ -304,15 +304,15 @@ def hub_after(n: int) -> Hub:
 def test_a_viewer_gets_the_frame_after_its_last_if_it_is_kept(
     made: int, after: int, frame: int | None, behind: bool
 ) -> None:
-    hub = hub_after(made)
+    session = session_after(made)
     if not (made == 0 or after == -1):
-        assert hub.frame_after(after) == (None if frame is None else (frame, b"%d" % frame))
-    assert hub.is_behind(after) == behind
+        assert session.frame_after(after) == (None if frame is None else (frame, b"%d" % frame))
+    assert session.is_behind(after) == behind
 
 
 @pytest.mark.parametrize(("after", "lost"), [(-1, 0), (0, 3), (1, 2), (2, 1), (3, 0), (4, 0)])
 def test_a_key_frame_says_how_many_frames_a_viewer_lost(after: int, lost: int) -> None:
-    latest, data = hub_after(3).key_frame(after)
+    latest, data = session_after(3).key_frame(after)
     frame = msgspec.json.decode(data)
     assert (latest, frame["frame"], frame["lost"], frame["key"]) == (3, 3, lost, True)
     assert frame["over"] is None
@@ -324,10 +324,10 @@ def test_a_key_frame_says_how_many_frames_a_viewer_lost(after: int, lost: int) -
      ("no JSON", "closed", "no JSON")],
 )  # fmt: skip
 def test_why_following_ended(problem: str | None, state: str | None, why: str) -> None:
-    hub = hub_after(0)
-    hub.problem = problem
-    hub._log = SimpleNamespace(end=None if state is None else SimpleNamespace(state=state))  # type: ignore[assignment]
-    assert hub._why() == why
+    session = session_after(0)
+    session.problem = problem
+    session._log = SimpleNamespace(end=None if state is None else SimpleNamespace(state=state))  # type: ignore[assignment]
+    assert session._why() == why
 
 
 def test_a_context_that_the_log_forgets_is_forgotten_with_all_it_had() -> None:

@@ -13,10 +13,10 @@ from random import Random
 
 import pytest
 
-from llamacpp_instr.cli.live_range import OPEN, RangeOpener
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.live.ranges import OPEN, RangeOpener
 from llamacpp_instr.log.follow import FollowedLog, part_path
-from llamacpp_instr.schema import StepBegin
+from llamacpp_instr.log.schema import StepBegin
 from tests.conftest import Instr
 from tests.kit.made_log import encode
 from tests.kit.split_log import split_log
@@ -26,12 +26,12 @@ from tests.live.followed_logs import events_of_this_process, followed
 @contextmanager
 def opened(first: Path) -> Iterator[tuple[RangeOpener, FollowedLog]]:
     """Follows what there is of a log."""
-    with followed(first) as (hub, log):
+    with followed(first) as (session, log):
         end = time.monotonic() + 300
-        while hub.is_late:
+        while session.is_late:
             assert time.monotonic() < end
             time.sleep(0.01)
-        with RangeOpener(hub, log) as ranges:
+        with RangeOpener(session, log) as ranges:
             yield ranges, log
 
 
@@ -51,7 +51,7 @@ def parts(tmp_path: Path) -> list[Path]:
 
 def test_its_trace_is_that_of_the_log(parts: list[Path], instr: Instr, tmp_path: Path) -> None:
     with opened(parts[0]) as (ranges, _):
-        steps = ranges._hub.look(lambda state: state.steps_between(0, 10**6))
+        steps = ranges._session.look(lambda state: state.steps_between(0, 10**6))
         assert steps is not None
         chosen = f"{steps[0]}:{steps[1]}"
         done = instr("to-perfetto", *parts, "--steps", chosen, "-o", "whole.pftrace")

@@ -11,10 +11,10 @@ import pytest
 from rich.style import Style
 from rich.text import Text
 
-from converters.live.frames import glance
-from converters.live.screen import draw, usual_phase
-from converters.live.state import LiveState
-from llamacpp_instr.schema import Message
+from llamacpp_instr.converters.live.frames import glance
+from llamacpp_instr.converters.live.screen import draw, usual_phase
+from llamacpp_instr.converters.live.state import LiveState
+from llamacpp_instr.log.schema import Message
 from tests.kit.made_log import encode, make_log
 from tests.live.followed_logs import open_log
 from tests.live.test_state import state_of

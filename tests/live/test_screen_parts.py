@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from converters.live.screen import (
+from llamacpp_instr.converters.live.screen import (
     CELLS,
     DIM,
     GOOD,
@@ -23,8 +23,8 @@ from converters.live.screen import (
     _series,
     _sparks,
 )
-from converters.live.server import LiveServer
-from converters.live.tui import LiveApp
+from llamacpp_instr.converters.live.server import LiveServer
+from llamacpp_instr.converters.live.tui import LiveApp
 
 
 def frame(t: int, *seconds: tuple[int, int]) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def test_letters_can_be_read_on_their_background(share: float, ink: str) -> None
 def test_the_next_phase_follows_the_one_that_is_shown(
     phases: list[str], now: str | None, then: str | None
 ) -> None:
-    hub: Any = SimpleNamespace()
-    app = LiveApp(hub)
+    session: Any = SimpleNamespace()
+    app = LiveApp(session)
     app.action_phase()
     assert app.phase is None, "there is no frame yet"
     app.frame, app.phase = {"heat": dict.fromkeys(phases)}, now

@@ -17,13 +17,13 @@ import pytest
 from websockets.exceptions import InvalidHandshake, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from converters.live import hub as hub_module
-from converters.live.hub import Hub
-from converters.live.server import PAGE, LiveServer
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.live import live_session
+from llamacpp_instr.converters.live.live_session import LiveSession
+from llamacpp_instr.converters.live.server import PAGE, LiveServer
 from llamacpp_instr.log import follow
 from llamacpp_instr.log.follow import FollowedLog
-from llamacpp_instr.schema import SessionStart
+from llamacpp_instr.log.schema import SessionStart
 from tests.kit.made_log import encode
 from tests.live.followed_logs import events_of_this_process, followed
 from tests.live.test_state import metrics_of
@@ -74,13 +74,13 @@ KEPT = 5
 
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setattr(hub_module, "KEPT", KEPT)
+    monkeypatch.setattr(live_session, "KEPT", KEPT)
     lines = encode(events_of_this_process(3)).splitlines(keepends=True)
     log = tmp_path / "it.log"
     log.write_bytes(lines.pop(0))
     started = threading.Event()
-    with followed(log) as (hub, _):
-        server = LiveServer(hub, a_range)
+    with followed(log) as (session, _):
+        server = LiveServer(session, a_range)
         thread = threading.Thread(target=server.run, args=(started.set,), daemon=True)
         thread.start()
         assert started.wait(PATIENCE_S)
@@ -219,15 +219,15 @@ def test_nothing_is_up_once_the_program_has_ended(
         events[0].process.pid = writer.pid
         log = tmp_path / "it.log"
         log.write_bytes(encode(events[:-1]))
-        with followed(log) as (hub, _):
-            while hub.is_late:
+        with followed(log) as (session, _):
+            while session.is_late:
                 time.sleep(0.01)
-            while_it_runs = hub.look(metrics_of)
+            while_it_runs = session.look(metrics_of)
             writer.communicate(b"\n")
-            while hub.over is None:
+            while session.over is None:
                 time.sleep(0.01)
-            afterwards = hub.look(metrics_of)
-    assert hub.over == "not closed"
+            afterwards = session.look(metrics_of)
+    assert session.over == "not closed"
     assert while_it_runs["up",] == 1
     assert (afterwards["up",], afterwards["active_requests",]) == (0, 0)
     assert afterwards["requests_total",] == while_it_runs["requests_total",] > 0
@@ -235,4 +235,6 @@ def test_nothing_is_up_once_the_program_has_ended(
 
 def test_a_port_in_use_is_named(served: Served) -> None:
     with pytest.raises(UsageError, match=r"--port \d+: Address already in use"):
-        LiveServer(Hub(FollowedLog(served.log, threading.Event())), a_range, served.server.port)
+        LiveServer(
+            LiveSession(FollowedLog(served.log, threading.Event())), a_range, served.server.port
+        )

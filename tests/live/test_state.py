@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from converters.live.figures import figures_of
-from converters.live.frames import FrameMaker, step_details
-from converters.live.lanes import BETWEEN, TO_FIRST, Histogram
-from converters.live.metrics import metrics_text
-from converters.live.state import MESSAGES, LiveState
-from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.converters.live.figures import figures_of
+from llamacpp_instr.converters.live.frames import FrameMaker, step_details
+from llamacpp_instr.converters.live.lanes import BETWEEN, TO_FIRST, Histogram
+from llamacpp_instr.converters.live.metrics import metrics_text
+from llamacpp_instr.converters.live.state import MESSAGES, LiveState
+from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.schema import Kv, Mark, Token
 from llamacpp_instr.log.session import Session, load_session
-from llamacpp_instr.schema import Kv, Mark, Token
 from tests.kit.made_log import encode, make_log
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from converters.live.hub import Hub
-from converters.live.screen import draw
-from converters.live.tui import Help, LiveApp
+from llamacpp_instr.converters.live.live_session import LiveSession
+from llamacpp_instr.converters.live.screen import draw
+from llamacpp_instr.converters.live.tui import Help, LiveApp
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import one_line
 from tests.kit.programs import line, program, say
@@ -39,7 +39,7 @@ def test_it_follows_a_log_until_it_is_paused(size: tuple[int, int], tmp_path: Pa
     log, rest = open_log(tmp_path, seed=6)
     middle = rest.index(b"\n", len(rest) // 2) + 1
 
-    async def use(app: LiveApp, hub: Hub) -> None:
+    async def use(app: LiveApp, session: LiveSession) -> None:
         def told() -> tuple[int, int]:
             assert app.frame is not None
             return app.frame["n_steps"], app.frame["n_tokens"]
@@ -52,12 +52,12 @@ def test_it_follows_a_log_until_it_is_paused(size: tuple[int, int], tmp_path: Pa
             paused = told()
             with log.open("ab") as file:
                 file.write(rest[middle:])
-            await until(pilot, lambda: hub.over is not None)
+            await until(pilot, lambda: session.over is not None)
             app.look()  # as its timer does
             assert told() == paused
             assert "PAUSED" in screen(app)
             await pilot.press("p")
-            state = hub.look(lambda state: state)
+            state = session.look(lambda state: state)
             assert told() == (state.n_steps, state.n_tokens)
             assert f"{state.n_steps:,} steps" in screen(app)
             assert "the session has ended" in screen(app)
@@ -68,8 +68,8 @@ def test_it_follows_a_log_until_it_is_paused(size: tuple[int, int], tmp_path: Pa
             await pilot.press("q")
         assert app.return_code == 0
 
-    with followed(log) as (hub, _):
-        asyncio.run(use(LiveApp(hub), hub))
+    with followed(log) as (session, _):
+        asyncio.run(use(LiveApp(session), session))
 
 
 def screen(app: LiveApp) -> str:
@@ -93,8 +93,8 @@ def test_each_phase_is_shown_in_turn(tmp_path: Path) -> None:
                 told.append(next(p for p in app.frame["heat"] if f"{p}: latest" in screen(app)))
         assert told == ["decode", "prefill", "decode"]
 
-    with followed(log) as (hub, _):
-        asyncio.run(use(LiveApp(hub)))
+    with followed(log) as (session, _):
+        asyncio.run(use(LiveApp(session)))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from converters.live.server import IN_FLIGHT
+from llamacpp_instr.converters.live.server import IN_FLIGHT
 from tests.kit import ui_kit
 from tests.kit.programs import line, program, say
 
@@ -26,8 +26,8 @@ SYSTEM = 4 * IN_FLIGHT
 PATIENCE_S = 300
 SERVER = f"""
 import sys
-from converters.live import hub
-hub.KEPT = {KEPT}
+from llamacpp_instr.converters.live import live_session
+live_session.KEPT = {KEPT}
 from llamacpp_instr.cli.live import show
 from llamacpp_instr.cli.serving import Serving
 show(sys.argv[1], Serving(no_browser=True))

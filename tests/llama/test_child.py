@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.errors import InstrError
+from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.llama.child import ChildEnded, call_in_child
-from llamacpp_instr.memory.dry_run import LoadError
+from llamacpp_instr.recording.memory.dry_run import LoadError
 from tests.kit.native_kit import ROOT
 
 pytestmark = pytest.mark.native

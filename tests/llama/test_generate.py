@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.generate import check_prompt, embed, generate
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.llama.sampling import Sampler, Sampling
@@ -20,16 +20,16 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 @contextmanager
-def opened(path: Path, embed_tokens: int = 0, **options: int) -> Iterator[Context]:
+def opened(path: Path, embed_tokens: int = 0, **options: int) -> Iterator[ModelContext]:
     with (
         captured() as log,
         LoadedModel(path, log) as model,
-        Context(model, ContextOptions(threads=1, **options), embed_tokens) as context,  # type: ignore[arg-type]
+        ModelContext(model, ContextOptions(threads=1, **options), embed_tokens) as context,  # type: ignore[arg-type]
     ):
         yield context
 
 
-def run_tokens(context: Context, prompt: list[int], n: int) -> list[int]:
+def run_tokens(context: ModelContext, prompt: list[int], n: int) -> list[int]:
     """The greedy tokens after a prompt, each computed; none of a model that only encodes."""
     check_prompt(context, prompt)
     context.clear()

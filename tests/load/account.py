@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llamacpp_instr import schema
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.batches import Batches
 from llamacpp_instr.log.reader import read_events
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr import schema as s
-from llamacpp_instr.graph.attention import Seen, Span, Ubatch
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.caches import Caches
+from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
 from tests.kit.made_log import make_log
 
 SIZE = 64

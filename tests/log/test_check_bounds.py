@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr import schema as s
 from llamacpp_instr.log import check
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.check import check_log, missing_parts
 from llamacpp_instr.log.check.event import OF_ONE
 from llamacpp_instr.log.check.facts import _runs

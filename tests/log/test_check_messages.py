@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from tests.kit.log_readers import findings
 from tests.kit.made_log import encode, make_log
 

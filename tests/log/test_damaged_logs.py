@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamacpp_instr.base.errors import InstrError, LogError
 from llamacpp_instr.cli import main
-from llamacpp_instr.errors import InstrError, LogError
 from llamacpp_instr.log.session import load_session
 from tests.kit.native_kit import ROOT
 from tests.kit.strategies import damaged_logs

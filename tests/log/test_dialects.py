@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.schema import (
+from llamacpp_instr.log.schema import (
     LATEST,
     Context,
     Event,

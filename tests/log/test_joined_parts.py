@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.parts import Joiner, read_run
 from llamacpp_instr.log.reader import LogEnd, LogReader
 from llamacpp_instr.log.runs import find_runs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import schema as s
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.machine import (
     DISTURBED,
     TICK,

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converters.exports.tables import tables_of
-from llamacpp_instr.errors import LogError, UsageError
+from llamacpp_instr.base.errors import LogError, UsageError
+from llamacpp_instr.converters.exports.tables import tables_of
 from llamacpp_instr.log.check import missing_parts
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.runs import find_runs
+from llamacpp_instr.log.schema import Event
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import Event
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import ROOT
 from tests.kit.split_log import split_log

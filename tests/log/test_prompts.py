@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.summary import compute_summary
-from converters.exports.chrome import write_chrome
-from converters.exports.flat import LineSelection, expand_lines
-from converters.exports.tables import load_tables
-from converters.fleet.rows import LogRows
-from converters.live.state import LiveState
+from llamacpp_instr.converters.analyses.summary import compute_summary
+from llamacpp_instr.converters.exports.chrome import write_chrome
+from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines
+from llamacpp_instr.converters.exports.tables import load_tables
+from llamacpp_instr.converters.fleet.rows import LogRows
+from llamacpp_instr.converters.live.state import LiveState
 from llamacpp_instr.log.batches import Batches, Part
 from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.schema import Kv, StepBegin, Token
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import Kv, StepBegin, Token
 from tests.kit.completions import KINDS
 from tests.kit.native_kit import ROOT
 from tests.kit.reports import by_title, rows

@@ -15,11 +15,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import reader as log_module
 from llamacpp_instr.log import source as log_file
 from llamacpp_instr.log.reader import BadLine, LogEnd, LogReader, read_events
-from llamacpp_instr.schema import Event
+from llamacpp_instr.log.schema import Event
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import logs, unclosed_logs
 

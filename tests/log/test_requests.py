@@ -11,7 +11,7 @@ import pytest
 from llamacpp_instr.log import requests
 from llamacpp_instr.log.batches import Part
 from llamacpp_instr.log.requests import Request, RequestFinder, find_requests
-from llamacpp_instr.schema import CONTEXTS_KEPT, Mark
+from llamacpp_instr.log.schema import CONTEXTS_KEPT, Mark
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch
 

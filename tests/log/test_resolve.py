@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.resolve import Resolver
 from tests.kit.log_readers import ALL, READERS, write_coming_and_going

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Table, load_parts, load_session
 from llamacpp_instr.log.steps import steps_inside
 from tests.kit.made_log import encode, make_log

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import zstandard
 
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import source
 from llamacpp_instr.log.source import (
     decompressed,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.columns import (
     Table,
     interval_problems,
@@ -18,9 +18,18 @@ from llamacpp_instr.log.columns import (
 )
 from llamacpp_instr.log.ids import Numbers
 from llamacpp_instr.log.runs import Run, find_runs
+from llamacpp_instr.log.schema import (
+    CONTEXTS_KEPT,
+    LATEST,
+    Layers,
+    Mark,
+    Ops,
+    StepBegin,
+    StepEnd,
+    Sync,
+)
 from llamacpp_instr.log.steps import counted_steps, phase_of_compute, steps_inside
 from llamacpp_instr.log.waits import WAITED, LatestSteps, with_result_times
-from llamacpp_instr.schema import CONTEXTS_KEPT, LATEST, Layers, Mark, Ops, StepBegin, StepEnd, Sync
 from tests.kit.made_log import make_log
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch

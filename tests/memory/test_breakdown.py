@@ -10,11 +10,16 @@ import gguf
 import numpy as np
 import pytest
 
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.memory.breakdown import MemoryBreakdown, MemoryUse, mapped_bytes, read_breakdown
-from llamacpp_instr.memory.dry_run import MAX_CTX, _breakdowns, check_size
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.recording.memory.breakdown import (
+    MemoryBreakdown,
+    MemoryUse,
+    mapped_bytes,
+    read_breakdown,
+)
+from llamacpp_instr.recording.memory.dry_run import MAX_CTX, _breakdowns, check_size
 from tests.kit.gguf_files import save
 from tests.kit.made_log import encode
 from tests.kit.sketched_log import Sketch

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from converters.analyses.summary import compute_summary
-from converters.report.report import shown
+from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.log.session import load_session
+from llamacpp_instr.report.report import shown
 from tests.conftest import Instr, read_events
 from tests.kit.native_kit import random_models
 from tests.kit.reports import by_title

@@ -12,23 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.engine import (
     CACHE_TYPES,
     FLASH_ATTN,
-    Context,
     ContextOptions,
     LoadedModel,
+    ModelContext,
 )
 from llamacpp_instr.llama.log import captured
-from llamacpp_instr.memory.breakdown import MemoryBreakdown, read_breakdown
-from llamacpp_instr.memory.dry_run import MAX_CTX, LoadError, dry_run
-from llamacpp_instr.memory.plan import plan_memory, plan_memory_again
+from llamacpp_instr.log.schema import BufferUse, Context
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.recording.memory.breakdown import MemoryBreakdown, read_breakdown
+from llamacpp_instr.recording.memory.dry_run import MAX_CTX, LoadError, dry_run
+from llamacpp_instr.recording.memory.plan import plan_memory, plan_memory_again
 from llamacpp_instr.recording.session import record
-from llamacpp_instr.schema import BufferUse
-from llamacpp_instr.schema import Context as ContextEvent
 from tests.conftest import read_events
 from tests.kit.mutants import damaged
 from tests.kit.native_kit import DEMO, ROOT, random_models, unpatched_library
@@ -80,7 +79,7 @@ def held(path: Path, options: ContextOptions, mmap: bool = True) -> dict[tuple[s
     with (
         captured() as log,
         LoadedModel(path, log, mmap) as model,
-        Context(model, options) as context,
+        ModelContext(model, options) as context,
     ):
         assert context.handle
         return uses_of(native.load().memory(context.handle))
@@ -124,7 +123,7 @@ def test_encoders_get_a_context_for_embeddings(models: Path) -> None:
     plan = dry_run(model, ContextOptions(), True)
     assert plan.settings.embeddings
     with captured() as log, LoadedModel(model.path, log) as loaded:  # noqa: SIM117
-        with Context(loaded, ContextOptions(), embed_tokens=1) as context:
+        with ModelContext(loaded, ContextOptions(), embed_tokens=1) as context:
             assert context.handle
             assert planned_uses(plan) == uses_of(native.load().memory(context.handle))
     assert plan.of_kind("cache") == 0
@@ -215,13 +214,13 @@ def test_a_recorded_context_is_predicted_again(tmp_path: Path) -> None:
     options = ContextOptions(1024, 128, 32, 2, "q8_0", "f16", "on")
     log = tmp_path / "session.log"
     with captured() as llama_log, record(log, level="minimal"):  # noqa: SIM117
-        with LoadedModel(model.path, llama_log) as loaded, Context(loaded, options):
+        with LoadedModel(model.path, llama_log) as loaded, ModelContext(loaded, options):
             pass
     (context,) = read_events(log, "context")
     (memory,) = read_events(log, "memory")
     del context["event"], memory["event"]
     measured = read_breakdown(
-        ContextEvent(**context), [BufferUse(**use) for use in memory["buffers"]], []
+        Context(**context), [BufferUse(**use) for use in memory["buffers"]], []
     )
     assert measured.settings.n_ubatch == 32
     again = plan_memory_again(model, measured)
@@ -248,7 +247,7 @@ def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"
         "from llamacpp_instr.llama.engine import ContextOptions\n"
-        "from llamacpp_instr.memory.dry_run import dry_run\n"
+        "from llamacpp_instr.recording.memory.dry_run import dry_run\n"
         "from llamacpp_instr.model.file import load_model_file\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "dry_run(load_model_file('demo'), ContextOptions(), True)\n"

@@ -12,15 +12,15 @@ import gguf
 import numpy as np
 import pytest
 
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama.child import ChildEnded
 from llamacpp_instr.llama.engine import ContextOptions
-from llamacpp_instr.memory import dry_run, machine, plan
-from llamacpp_instr.memory.breakdown import MemoryBreakdown
-from llamacpp_instr.memory.dry_graph import UbatchShape, _dry_graphs, window
-from llamacpp_instr.memory.dry_run import MAX_CTX, LoadError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.recording.memory import dry_run, machine, plan
+from llamacpp_instr.recording.memory.breakdown import MemoryBreakdown
+from llamacpp_instr.recording.memory.dry_graph import UbatchShape, _dry_graphs, window
+from llamacpp_instr.recording.memory.dry_run import MAX_CTX, LoadError
 from tests.kit.gguf_files import save
 from tests.memory.test_breakdown import breakdown, use
 

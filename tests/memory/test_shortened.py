@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from converters.analyses.memory import MANY_LAYERS, compression_reports, shortened
-from converters.analyses.stored_weights import StoredModel, StoredTensor
-from converters.report.arrange import condensed
+from llamacpp_instr.converters.analyses.memory import MANY_LAYERS, compression_reports, shortened
+from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor
+from llamacpp_instr.report.arrange import condensed
 from tests.kit.reports import by_title
 
 

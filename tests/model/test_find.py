@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.header import read_header
 from tests.kit import tiny_models

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.header import read_header
 from tests.kit import native_kit

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.model.header import read_header
 from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
 from tests.kit.gguf_files import save

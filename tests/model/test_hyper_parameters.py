@@ -8,7 +8,7 @@ import gguf
 import pytest
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.model.header import read_header
 from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
 from tests.conftest import Instr, assert_refused

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.model.imatrix import ImportanceMatrix, load_imatrix
 from tests.kit.gguf_files import save
 from tests.kit.quantize_kit import legacy_imatrix, write_imatrix

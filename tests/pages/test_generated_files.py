@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import click
 import msgspec
 import pytest
+from jsonschema import Draft202012Validator
 
-from llamacpp_instr import cli, schema
+from llamacpp_instr import cli
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
 from tools import generate
 
@@ -29,7 +32,8 @@ def test_a_changed_file_is_stale(tmp_path):
     (tmp_path / generate.HEADER).write_text(files[generate.HEADER] + "\n", encoding="utf-8")
     (tmp_path / generate.PAGE).unlink()
     (tmp_path / generate.CLI_PAGE).write_text("", encoding="utf-8")
-    assert generate.stale(tmp_path) == [generate.HEADER, generate.PAGE, generate.CLI_PAGE]
+    (tmp_path / generate.LOG_SCHEMA).write_text("{}", encoding="utf-8")
+    assert generate.stale(tmp_path) == list(files)
 
 
 def test_the_header_defines_every_event_and_every_key_once():
@@ -51,6 +55,35 @@ def test_the_page_documents_every_event_with_every_key_and_an_example(event):
         assert f"| `{field.encode_name}` |" in section
     example = section.split("```json\n")[1].split("\n```")[0]
     assert isinstance(msgspec.json.decode(example, type=schema.AnyEvent), event)
+
+
+@pytest.fixture(scope="module")
+def json_schema() -> Draft202012Validator:
+    document = json.loads((ROOT / generate.LOG_SCHEMA).read_text(encoding="utf-8"))
+    Draft202012Validator.check_schema(document)
+    return Draft202012Validator(document)
+
+
+@pytest.mark.parametrize("log", ["every-event.log", "demo-verbose.log"])
+def test_the_json_schema_accepts_the_lines_of_a_log(
+    json_schema: Draft202012Validator, log: str
+) -> None:
+    lines = (ROOT / "tests" / "fixtures" / log).read_text(encoding="utf-8").splitlines()
+    for line in lines[:200]:
+        json_schema.validate(json.loads(line))
+
+
+@pytest.mark.parametrize("event", schema.EVENTS, ids=schema.event_name)
+def test_the_json_schema_refuses_what_the_reader_refuses(
+    json_schema: Draft202012Validator, event: type[schema.Event]
+) -> None:
+    lines = map(json.loads, generate.EXAMPLES.read_text(encoding="utf-8").splitlines())
+    example = next(line for line in lines if line["event"] == schema.event_name(event))
+    for change in ({"t": "soon"}, {"t": None}, {"nonsense": 1}):
+        wrong = example | change
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert(wrong, schema.AnyEvent)
+        assert not json_schema.is_valid(wrong)
 
 
 def test_the_examples_are_from_a_log_that_is_right():

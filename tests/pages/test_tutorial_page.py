@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from converters.exports.tables import load_tables
+from llamacpp_instr.converters.exports.tables import load_tables
 from tests.conftest import Instr
 from tests.kit.notebook import ROOT, TUTORIAL
 

@@ -20,9 +20,9 @@ from gguf import GGUFReader
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from llamacpp_instr.importer import tiktoken
-from llamacpp_instr.importer.runner import import_model
-from llamacpp_instr.importer.source import open_source
+from llamacpp_instr.lab.importer import tiktoken
+from llamacpp_instr.lab.importer.runner import import_model
+from llamacpp_instr.lab.importer.source import open_source
 from tests.peers import peer_models
 from tests.peers.meta_folder import write_meta
 

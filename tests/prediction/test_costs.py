@@ -19,8 +19,14 @@ from llamacpp_instr.prediction.fit import (
 )
 from llamacpp_instr.prediction.model import Predicted, _Costs, between, other_ns, product_ns
 from llamacpp_instr.prediction.other_threads import with_threads
+from llamacpp_instr.prediction.probe.file import (
+    KernelModel,
+    OtherCost,
+    Overhead,
+    ProductCost,
+    Stream,
+)
 from llamacpp_instr.prediction.samples import Sample
-from llamacpp_instr.probe.file import KernelModel, OtherCost, Overhead, ProductCost, Stream
 
 # --- other numbers of threads ---
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import cpu_plan
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.log.graph.kernels import cpu_plan
+from llamacpp_instr.log.schema import Graph, Leaf, Nodes, Split
 from llamacpp_instr.prediction.features import ONE, Features, Other, Product
 from llamacpp_instr.prediction.fit import (
     LEAST_SPREAD,
@@ -23,9 +24,8 @@ from llamacpp_instr.prediction.fit import (
     fit,
 )
 from llamacpp_instr.prediction.model import _Costs, costs_of, kernel_model, predict_kernels
+from llamacpp_instr.prediction.probe.file import KernelModel, Probe, Stream, probe_json, read_probe
 from llamacpp_instr.prediction.samples import Sample
-from llamacpp_instr.probe.file import KernelModel, Probe, Stream, probe_json, read_probe
-from llamacpp_instr.schema import Graph, Leaf, Nodes, Split
 from tests.kit.made_machine import MB, TYPES, made_machine
 
 

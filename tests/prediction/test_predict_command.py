@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.lab.quantize.plan import QuantizeOptions
+from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
-from llamacpp_instr.memory.dry_graph import UbatchShape, dry_graphs
-from llamacpp_instr.memory.plan import plan_memory
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.prediction.measure import measure_kernels
+from llamacpp_instr.prediction.probe.file import probe_json
 from llamacpp_instr.prediction.random_model import Shape
 from llamacpp_instr.prediction.recorded import Run, Subject, record_subjects
 from llamacpp_instr.prediction.retyped import write_retyped
-from llamacpp_instr.probe.file import probe_json
-from llamacpp_instr.quantize.plan import QuantizeOptions
-from llamacpp_instr.quantize.runner import Quantizer
+from llamacpp_instr.recording.memory.dry_graph import UbatchShape, dry_graphs
+from llamacpp_instr.recording.memory.plan import plan_memory
 from tests.conftest import assert_refused
 from tests.kit.in_process import instr_here, told
 from tests.kit.made_machine import made_machine

@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.predict import Case, Step, predict_reports
-from converters.analyses.probe import busy_note, probe_reports
-from converters.report.report import Cell
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.kernels import cpu_plan
-from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.predict import Case, Step, predict_reports
+from llamacpp_instr.converters.analyses.probe import busy_note, probe_reports
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, TensorPlan
+from llamacpp_instr.lab.weights.leafs import LeafWeights
 from llamacpp_instr.llama.engine import ContextOptions
-from llamacpp_instr.memory.dry_graph import UbatchShape, window
+from llamacpp_instr.log.graph.kernels import cpu_plan
+from llamacpp_instr.log.graph.timeline import plan_timeline
+from llamacpp_instr.log.schema import Leaf, Ops, StepEnd
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction import steps
 from llamacpp_instr.prediction.model import Predicted, predict_kernels
+from llamacpp_instr.prediction.probe.file import Bandwidth, Barrier, Kernel
 from llamacpp_instr.prediction.retyped import write_retyped
 from llamacpp_instr.prediction.samples import samples
 from llamacpp_instr.prediction.steps import (
@@ -31,10 +33,8 @@ from llamacpp_instr.prediction.steps import (
     planned_steps,
     trained_tokens,
 )
-from llamacpp_instr.probe.file import Bandwidth, Barrier, Kernel
-from llamacpp_instr.quantize.plan import QuantizationPlan, TensorPlan
-from llamacpp_instr.schema import Leaf, Ops, StepEnd
-from llamacpp_instr.weights.leafs import LeafWeights
+from llamacpp_instr.recording.memory.dry_graph import UbatchShape, window
+from llamacpp_instr.report.report import Cell
 from tests.kit.block_models import random_rows, write_blocks
 from tests.kit.gguf_files import save
 from tests.kit.made_machine import made_machine
@@ -297,7 +297,7 @@ def test_a_probe_has_a_column_for_each_number_of_threads() -> None:
         barriers=[Barrier(2, 11.0)], cores=4, load=2.0, left_out=0,
     )  # fmt: skip
     memory, kernels, barriers = probe_reports(probe)
-    assert [column.name for column in memory.columns] == ["of which", "1 thread", "2 threads"]
+    assert [column.name for column in memory.columns] == ["working set", "1 thread", "2 threads"]
     assert memory.rows == [[100, 3.0, 5.0], [200, 2.0, None]]
     assert kernels.rows == [["F16, 1", 7.0, None], ["F16, 64", None, 9.0]]
     assert barriers.rows == [["time", 11.0]]

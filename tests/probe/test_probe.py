@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from converters.analyses.probe import busy_note
-from converters.analyses.roofline import roofline
-from converters.exports.tables import load_tables
-from converters.report.report import BOUND
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.probe import busy_note
+from llamacpp_instr.converters.analyses.roofline import roofline
+from llamacpp_instr.converters.exports.tables import load_tables
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.types import TYPES
-from llamacpp_instr.probe import measure
-from llamacpp_instr.probe.file import Bandwidth, Kernel, probe_json, read_probe
-from llamacpp_instr.probe.ggml import F32, Ggml, Graph
+from llamacpp_instr.prediction.probe import measure
+from llamacpp_instr.prediction.probe.file import Bandwidth, Kernel, probe_json, read_probe
+from llamacpp_instr.prediction.probe.ggml import F32, Ggml, Graph
+from llamacpp_instr.report.report import BOUND
 from tests.conftest import Instr
 from tests.kit.made_log import make_log
 from tests.kit.made_probe import MIB, probe_of
@@ -91,7 +91,7 @@ def test_every_row_compares_its_sums_with_the_roofs_of_its_threads_tokens_and_me
 ) -> None:
     """Computes of two threads read 7 MB; a prefill has 5 tokens, a decode 1."""
     drawn: list[Any] = []
-    module = "converters.analyses.roofline.roofline_chart"
+    module = "llamacpp_instr.converters.analyses.roofline.roofline_chart"
     monkeypatch.setattr(module, lambda *of: drawn.append(of))
     session = load_session(LOG)
     probe = replace(

@@ -26,16 +26,16 @@ from pathlib import Path
 
 import gguf
 
-from llamacpp_instr.errors import InstrError
+from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.llama import native
-from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.log import captured
-from llamacpp_instr.memory.breakdown import MAPPED
-from llamacpp_instr.memory.dry_run import dry_run
-from llamacpp_instr.memory.plan import MAX_BYTES
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.header import read_header
+from llamacpp_instr.recording.memory.breakdown import MAPPED
+from llamacpp_instr.recording.memory.dry_run import dry_run
+from llamacpp_instr.recording.memory.plan import MAX_BYTES
 from tests.kit.native_kit import patched_tree, random_models
 
 VALUES = (0, 1 << 24, 1 << 31)
@@ -225,7 +225,7 @@ def _be_a_case(path: Path, writing: int) -> None:
 def _compute(path: Path) -> None:
     with captured(Interrupt()) as log, LoadedModel(path, log) as model:
         for embed_tokens in (0, PROMPT):
-            with Context(model, OPTIONS, embed_tokens) as context:
+            with ModelContext(model, OPTIONS, embed_tokens) as context:
                 prompt = [1] * PROMPT
                 if not context.memory and not embed_tokens:
                     continue

@@ -20,8 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamacpp_instr.build.upstream import concerns_wheel, overlay_files, patches_dir, read_series
-from llamacpp_instr.build.wheel import ccache_environment
+from llamacpp_instr.llama.build.upstream import (
+    concerns_wheel,
+    overlay_files,
+    patches_dir,
+    read_series,
+)
+from llamacpp_instr.llama.build.wheel import ccache_environment
 from llamacpp_instr.llama.threads import usable_cpus
 from tests.kit.native_kit import CMAKE, WITHOUT_PROGRAMS, patched_tree
 

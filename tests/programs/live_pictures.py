@@ -15,8 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-from converters.live.hub import Hub
-from converters.live.tui import LiveApp
+from llamacpp_instr.converters.live.live_session import LiveSession
+from llamacpp_instr.converters.live.tui import LiveApp
 from llamacpp_instr.log.follow import FollowedLog
 from tests.kit import ui_kit
 from tests.kit.native_kit import ROOT
@@ -52,20 +52,20 @@ def take_page(address: str, picture: Path) -> None:
 
 def take_terminal(log: Path, folder: Path, picture: Path) -> None:
     stop = threading.Event()
-    hub = Hub(FollowedLog(log, stop))
-    hub.start()
+    session = LiveSession(FollowedLog(log, stop))
+    session.start()
 
     async def take() -> str:
-        app = LiveApp(hub)
+        app = LiveApp(session)
         async with app.run_test(size=TERMINAL) as pilot:
-            while hub.is_late:
+            while session.is_late:
                 await pilot.pause(0.1)
             await pilot.pause(0.5)
             return app.export_screenshot(title="instr live server.log --tui")
 
     svg = asyncio.run(take())
     stop.set()
-    hub.join()
+    session.join()
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # fonts of another host
     width, height = (float(n) for n in re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
     page = folder / "terminal.html"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from llamacpp_instr.errors import InstrError
-from llamacpp_instr.quality.divergence import SHARES, Divergence, Scores, compute_perplexity
+from llamacpp_instr.base.errors import InstrError
+from llamacpp_instr.lab.quality.divergence import SHARES, Divergence, Scores, compute_perplexity
 
 LOGITS = arrays(
     np.float32, (7, 11), elements=st.floats(-50, 50, width=32), fill=st.floats(-50, 50, width=32)
@@ -122,7 +122,7 @@ def test_rows_beyond_one_block_are_all_counted(monkeypatch: pytest.MonkeyPatch) 
     one, other = (random.normal(0, 3, (100, 17)).astype(np.float32) for _ in range(2))
     tokens = list(random.integers(0, 17, 100))
     whole = diverge(one, other, tokens)
-    monkeypatch.setattr("llamacpp_instr.quality.divergence._BLOCK", 17 * 7)
+    monkeypatch.setattr("llamacpp_instr.lab.quality.divergence._BLOCK", 17 * 7)
     assert diverge(one, other, tokens) == whole
     scores = Scores(["reference", "candidate"])
     for i in range(0, 100, 9):

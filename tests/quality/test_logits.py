@@ -11,15 +11,15 @@ import gguf
 import numpy as np
 import pytest
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.quality.logits import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.lab.quality.logits import (
     OutputOptions,
     _choose_batch,
     _default_ctx,
     _slices,
     check_comparison,
 )
+from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests.kit.gguf_files import save
 
 # --- positions ---

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.lab.quality.divergence import SHARES, Outputs
+from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.quality.divergence import SHARES, Outputs
-from llamacpp_instr.quality.logits import OutputOptions, compare_outputs
 from tests.kit.native_kit import DEMO, unpatched_library
 from tests.kit.quantized_kit import quantized_demo
 from tools.demo_model.grammar import stories

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamacpp_instr.llama.engine import Context, ContextOptions, LoadedModel
+from llamacpp_instr.lab.quality import logits
+from llamacpp_instr.lab.quality.chunks import WritingContext, write_chunks
+from llamacpp_instr.lab.quality.divergence import Outputs
+from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.quality import logits
-from llamacpp_instr.quality.chunks import WritingContext, write_chunks
-from llamacpp_instr.quality.divergence import Outputs
-from llamacpp_instr.quality.logits import OutputOptions, compare_outputs
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
 from tests.kit.in_process import titled
@@ -172,7 +172,7 @@ def test_a_model_writes_what_it_holds_for_probable(models: Path) -> None:
     with captured() as log, LoadedModel(models / "llama.gguf", log) as model:
         with WritingContext(model, options) as context:
             chunks = list(write_chunks(context, n, 1, lambda _n: None))
-        with Context(model, options) as context:
+        with ModelContext(model, options) as context:
             context.decode(chunks[0][:1])
             row = model.api.llama_get_logits(context.handle)
             p = np.exp(np.ctypeslib.as_array(row, (1, model.n_vocab))[0].astype(np.float64))

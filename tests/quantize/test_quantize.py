@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from converters.analyses.quantization import quantization_reports
-from llamacpp_instr.llama.native import import_llama_cpp
-from llamacpp_instr.model.file import Weight, load_model_file
-from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.quantize.plan import (
+from llamacpp_instr.converters.analyses.quantization import quantization_reports
+from llamacpp_instr.lab.quantize.plan import (
     ALIASES,
     WRITABLE,
     QuantizationPlan,
@@ -20,7 +17,10 @@ from llamacpp_instr.quantize.plan import (
     QuantizeResult,
     quantized_name,
 )
-from llamacpp_instr.quantize.runner import Quantizer
+from llamacpp_instr.lab.quantize.runner import Quantizer
+from llamacpp_instr.llama.native import import_llama_cpp
+from llamacpp_instr.model.file import Weight, load_model_file
+from llamacpp_instr.model.types import BY_NAME
 from tests.conftest import Instr
 from tests.kit.in_process import titled
 from tests.kit.native_kit import (

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.errors import InstrError
+from llamacpp_instr.base.errors import InstrError
+from llamacpp_instr.lab.quantize.log import read_dry_run
+from llamacpp_instr.lab.quantize.plan import TENSOR_TYPES, QuantizeOptions, TensorPlan
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.model.types import BY_NAME, GgmlType
-from llamacpp_instr.quantize.log import read_dry_run
-from llamacpp_instr.quantize.plan import TENSOR_TYPES, QuantizeOptions, TensorPlan
 
 SOURCE = Path("m.gguf")
 NAMES = st.text(st.characters(blacklist_categories=["C"]), min_size=1, max_size=63).map(str.strip)

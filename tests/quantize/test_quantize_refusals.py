@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamacpp_instr.errors import InstrError, UsageError
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.lab.quantize.checks import check_outputs
+from llamacpp_instr.lab.quantize.plan import QuantizeOptions
+from llamacpp_instr.lab.quantize.runner import Quantizer
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.quantize.checks import check_outputs
-from llamacpp_instr.quantize.plan import QuantizeOptions
-from llamacpp_instr.quantize.runner import Quantizer
-from llamacpp_instr.weights.compare import compute_weight_errors
 from tests.conftest import Instr, assert_refused
 from tests.kit.quantize_kit import (
     importances,

@@ -13,7 +13,7 @@ from statistics import quantiles
 
 import pytest
 
-from llamacpp_instr import schema
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import schema
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from tests.conftest import Instr

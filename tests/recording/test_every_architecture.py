@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from converters.analyses.findings import find_causes
-from converters.analyses.findings.facts import gather_facts
-from llamacpp_instr import schema
+from llamacpp_instr.converters.analyses.findings import find_causes
+from llamacpp_instr.converters.analyses.findings.facts import gather_facts
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import msgspec
 
-from llamacpp_instr import schema
+from llamacpp_instr.log import schema
 from tests.kit.native_kit import ROOT
 
 CHECKS = {

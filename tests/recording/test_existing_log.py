@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.log.check import check_log
-from llamacpp_instr.schema import FIRST_BYTES
+from llamacpp_instr.log.schema import FIRST_BYTES
 from tests.conftest import Instr, assert_refused, read_events, start_run
 
 pytestmark = pytest.mark.native

@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 import llamacpp_instr
-from llamacpp_instr.build.upstream import patch_digest, patches_dir, read_upstream
 from llamacpp_instr.llama import native
+from llamacpp_instr.llama.build.upstream import patch_digest, patches_dir, read_upstream
 from llamacpp_instr.log.check import check_log
-from llamacpp_instr.schema import SCHEMA_VERSION
+from llamacpp_instr.log.schema import SCHEMA_VERSION
 from tests.conftest import read_events
 from tests.kit.native_kit import DEMO, ROOT, random_models
 from tests.kit.programs import run_python

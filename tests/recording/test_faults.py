@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import schema
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import DEMO
 from tests.kit.programs import in_namespace, python, run_python
@@ -228,7 +228,7 @@ def test_a_reader_that_goes_away_does_not_end_the_program(tmp_path: Path) -> Non
 
 NO_THREAD = """
     import sys, time, llama_cpp, llamacpp_instr
-    from llamacpp_instr.errors import UsageError
+    from llamacpp_instr.base.errors import UsageError
     begin = time.monotonic()
     try:
         llamacpp_instr.record(sys.argv[1])

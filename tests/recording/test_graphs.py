@@ -16,7 +16,7 @@ import pytest
 
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events as read_log
-from llamacpp_instr.schema import LEVELS
+from llamacpp_instr.log.schema import LEVELS
 from tests.conftest import read_events
 from tests.kit.native_kit import DEMO, patched_tree, random_models
 from tests.kit.programs import native_program

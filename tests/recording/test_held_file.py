@@ -15,7 +15,7 @@ import pytest
 
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.schema import StepEnd
+from llamacpp_instr.log.schema import StepEnd
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.programs import line, native_program, python, run_python, say
 

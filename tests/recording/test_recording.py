@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import llamacpp_instr
-from llamacpp_instr.errors import NativeError, UsageError
+from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.llama import native
-from llamacpp_instr.schema import FIRST_BYTES
+from llamacpp_instr.log.schema import FIRST_BYTES
 from tests.conftest import Instr, read_events
 from tests.kit.dap_kit import is_whole
 from tests.kit.native_kit import open_llama
@@ -211,7 +211,7 @@ def printed(code: str, path: Path, environment: dict[str, str]) -> str:
 
 
 LOAD = """
-    from llamacpp_instr import errors
+    from llamacpp_instr.base import errors
     from llamacpp_instr.llama import native
     try:
         native.load()

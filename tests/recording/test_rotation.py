@@ -15,8 +15,7 @@ import pytest
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.runs import find_runs
-from llamacpp_instr.log.session import load_session
-from llamacpp_instr.schema import (
+from llamacpp_instr.log.schema import (
     FIRST_BYTES,
     Event,
     Graph,
@@ -29,6 +28,7 @@ from llamacpp_instr.schema import (
     StepEnd,
     Token,
 )
+from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 
 pytestmark = pytest.mark.native

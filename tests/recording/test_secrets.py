@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.schema import SessionStart
+from llamacpp_instr.log.schema import SessionStart
 from tests.conftest import Instr
 from tests.kit.programs import native_program
 from tests.recording.test_text import LOADS

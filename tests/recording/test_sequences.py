@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import llamacpp_instr
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 from tests.conftest import read_events
 from tests.kit.decoder import Decoder
 from tests.kit.native_kit import DEMO

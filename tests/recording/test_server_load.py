@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.log.reader import read_events
-from llamacpp_instr.schema import Token
+from llamacpp_instr.log.schema import Token
 from tests.load.account import match_answers, parts_of, read_recording
 from tests.load.client import Answer, ask
 from tests.load.hold import Expected, Held, check_sizes, hold, take_answer

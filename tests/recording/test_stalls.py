@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr import schema
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import DEMO, ROOT

@@ -17,14 +17,14 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
-from converters.analyses.stored_weights import stored_in_file
-from converters.report import charts
-from converters.report.charts import Chart, Point
-from converters.report.colors import norm_of, placed
-from converters.report.plain_charts import Heat, heat_map
-from converters.report.report import Cell, Column, Report, columns_of
+from llamacpp_instr.converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
+from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.report import charts
+from llamacpp_instr.report.charts import Chart, Point
+from llamacpp_instr.report.colors import norm_of, placed
+from llamacpp_instr.report.plain_charts import Heat, heat_map
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 from tests.kit.figures import drawn
 from tests.kit.in_process import printed
 
@@ -173,9 +173,7 @@ def test_without_matplotlib_there_is_a_note(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_home_that_cannot_be_written_to_is_no_matter(environment: dict[str, str]) -> None:
     """matplotlib would print two lines about its cache directory."""
-    code = (
-        "from converters.report.charts import import_matplotlib; import_matplotlib().get_cachedir()"
-    )
+    code = "from llamacpp_instr.report import charts; charts.import_matplotlib().get_cachedir()"
     places = {"HOME": "/proc", "XDG_CONFIG_HOME": "/proc", "XDG_CACHE_HOME": "/proc"}
     kept = {name: value for name, value in environment.items() if name != "MPLCONFIGDIR"}
     done = subprocess.run(

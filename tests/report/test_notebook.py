@@ -17,11 +17,11 @@ import pytest
 from msgspec.structs import replace
 
 import llamacpp_instr
-from converters.report.report import shown
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import InstrError
+from llamacpp_instr.base.errors import InstrError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.probe.file import probe_json
+from llamacpp_instr.prediction.probe.file import probe_json
+from llamacpp_instr.report.report import shown
 from tests.exports.test_late_tables import check_requests
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from converters.analyses.tree import build_tree
-from converters.report.charts import bar_by_layer
-from converters.report.page import Picture, render_page
-from converters.report.plain_charts import Group, bars
-from converters.report.report import Column, Report
+from llamacpp_instr.converters.analyses.tree import build_tree
 from llamacpp_instr.log.session import load_session
+from llamacpp_instr.report.charts import bar_by_layer
+from llamacpp_instr.report.page import Picture, render_page
+from llamacpp_instr.report.plain_charts import Group, bars
+from llamacpp_instr.report.report import Column, Report
 from tests.conftest import ROOT, Instr
 from tests.kit import ui_kit
 from tests.kit.browser_kit import browser

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from converters.scheduling.axes import Axes, Slice
-from converters.scheduling.division import by_heads, by_rows, by_tiles
-from llamacpp_instr import schema as s
+from llamacpp_instr.converters.scheduling.axes import Axes, Slice
+from llamacpp_instr.converters.scheduling.division import by_heads, by_rows, by_tiles
+from llamacpp_instr.log import schema as s
 
 Row = tuple[str, list[int], list[int]]
 """op, shape, sources"""

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from converters.scheduling.engines import equal_engines
-from converters.scheduling.from_log import recorded_graph
-from converters.scheduling.split import Divided, divide
-from converters.scheduling.tasks import beside, several_sequences, several_tokens
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.timeline import plan_timeline
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.scheduling.engines import equal_engines
+from llamacpp_instr.converters.scheduling.from_log import recorded_graph
+from llamacpp_instr.converters.scheduling.split import Divided, divide
+from llamacpp_instr.converters.scheduling.tasks import beside, several_sequences, several_tokens
+from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import counted_steps
 from tests.kit.made_log import encode

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converters.scheduling import hand_made
-from converters.scheduling.engines import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.scheduling import hand_made
+from llamacpp_instr.converters.scheduling.engines import (
     EngineKind,
     Engines,
     check_usable,
@@ -18,10 +19,9 @@ from converters.scheduling.engines import (
     parse_engines,
     read_engines,
 )
-from converters.scheduling.hand_made import read_hand_made
-from converters.scheduling.policies import schedule_list
-from converters.scheduling.tasks import Label
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.converters.scheduling.hand_made import read_hand_made
+from llamacpp_instr.converters.scheduling.policies import schedule_list
+from llamacpp_instr.converters.scheduling.tasks import Label
 from tests.kit.schedule_kit import assert_valid, graphs, make_tasks, sources_of
 
 GRAPH = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 
-from converters.scheduling.bounds import compute_bounds
-from converters.scheduling.engines import EngineKind, Engines, equal_engines
-from converters.scheduling.optimum import MOST_TASKS, schedule_optimal, shifted_left
-from converters.scheduling.policies import schedule_list
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.scheduling.bounds import compute_bounds
+from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
+from llamacpp_instr.converters.scheduling.optimum import MOST_TASKS, schedule_optimal, shifted_left
+from llamacpp_instr.converters.scheduling.policies import schedule_list
 from tests.kit.schedule_kit import (
     assert_valid,
     fed_core,

@@ -8,12 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.schedule_scale import ENGINES, random_tasks
-from converters.scheduling.bounds import compute_bounds
-from converters.scheduling.engines import EngineKind, Engines, equal_engines
-from converters.scheduling.policies import schedule_list, schedule_program, upward_ranks
-from converters.scheduling.schedule import costs_of
-from converters.scheduling.tasks import Tasks
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.scheduling.bounds import compute_bounds
+from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
+from llamacpp_instr.converters.scheduling.policies import (
+    schedule_list,
+    schedule_program,
+    upward_ranks,
+)
+from llamacpp_instr.converters.scheduling.schedule import costs_of
+from llamacpp_instr.converters.scheduling.tasks import Tasks
 from tests.kit.schedule_kit import (
     assert_valid,
     fed_core,

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from converters.report.report import Report
-from converters.report.text import render_text
-from converters.scheduling.bounds import compute_bounds
-from converters.scheduling.critical import critical_path
-from converters.scheduling.engines import EngineKind, Engines, equal_engines
-from converters.scheduling.policies import schedule_list, schedule_program
-from converters.scheduling.report import (
+from llamacpp_instr.converters.scheduling.bounds import compute_bounds
+from llamacpp_instr.converters.scheduling.critical import critical_path
+from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
+from llamacpp_instr.converters.scheduling.policies import schedule_list, schedule_program
+from llamacpp_instr.converters.scheduling.report import (
     MOST_LANES,
     gantt_chart,
     schedule_reports,
@@ -23,7 +21,9 @@ from converters.scheduling.report import (
     sweep_point,
     sweep_reports,
 )
-from converters.scheduling.tasks import Label
+from llamacpp_instr.converters.scheduling.tasks import Label
+from llamacpp_instr.report.report import Report
+from llamacpp_instr.report.text import render_text
 from tests.kit.figures import drawn
 from tests.kit.schedule_kit import fed_core, graphs, machines, make_tasks
 
@@ -215,9 +215,9 @@ def test_a_picture_has_as_many_lanes_and_bars_as_it_has_room_for(
 ) -> None:
     assert gantt_chart(schedule_list(TASKS, equal_engines(MOST_LANES)), "Most") is not None
     made = schedule_list(TASKS, equal_engines(1))
-    monkeypatch.setattr("converters.scheduling.report.MOST_BARS", 4)
+    monkeypatch.setattr("llamacpp_instr.converters.scheduling.report.MOST_BARS", 4)
     assert gantt_chart(made, "Four") is not None
-    monkeypatch.setattr("converters.scheduling.report.MOST_BARS", 3)
+    monkeypatch.setattr("llamacpp_instr.converters.scheduling.report.MOST_BARS", 3)
     assert gantt_chart(made, "Four") is None
 
 

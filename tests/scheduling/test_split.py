@@ -14,15 +14,21 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from converters.scheduling.axes import Axes, Need
-from converters.scheduling.division import _is_weight
-from converters.scheduling.engines import EngineKind, Engines, equal_engines
-from converters.scheduling.from_log import recorded_graph
-from converters.scheduling.split import Divided, Split, _stage_of, divide, part_shapes
-from converters.scheduling.timed_graph import TimedGraph
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.scheduling.axes import Axes, Need
+from llamacpp_instr.converters.scheduling.division import _is_weight
+from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
+from llamacpp_instr.converters.scheduling.from_log import recorded_graph
+from llamacpp_instr.converters.scheduling.split import (
+    Divided,
+    Split,
+    _stage_of,
+    divide,
+    part_shapes,
+)
+from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.probe.shapes import (
+from llamacpp_instr.prediction.probe.shapes import (
     ATTENTION_PARTS,
     SCALED_NORM_PARTS,
     SOFT_MAX_PARTS,
@@ -208,7 +214,7 @@ def test_a_part_waits_for_what_it_reads() -> None:
 
 
 def test_parts_are_timed_at_their_shape() -> None:
-    from llamacpp_instr.probe.parts import time_parts
+    from llamacpp_instr.prediction.probe.parts import time_parts
 
     one, many = (time_parts(ScaledNormShape(4096, rows)) for rows in (1, 64))
     assert tuple(one) == SCALED_NORM_PARTS

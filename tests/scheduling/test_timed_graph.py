@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from converters.scheduling.axes import Axes
-from converters.scheduling.from_log import Recorded, recorded_graph
-from converters.scheduling.timed_graph import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.scheduling.axes import Axes
+from llamacpp_instr.converters.scheduling.from_log import Recorded, recorded_graph
+from llamacpp_instr.converters.scheduling.timed_graph import (
     TimedGraph,
     kind_of,
     leaf_below,
     timed_graph,
     written_cache,
 )
-from llamacpp_instr import schema as s
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
 from tests.kit.steady_log import steady_log, write
 

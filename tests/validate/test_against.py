@@ -14,15 +14,15 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import save_file
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli import main
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.converters.validate.against.compare import compare, default_bound
+from llamacpp_instr.converters.validate.against.ours import States, compute_states
+from llamacpp_instr.converters.validate.against.report import judge_states
+from llamacpp_instr.converters.validate.against.theirs import Sizes
+from llamacpp_instr.converters.validate.against.worker import check_sizes
+from llamacpp_instr.converters.validate.prompt import prompt_tokens
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.validate.against.compare import compare, default_bound
-from llamacpp_instr.validate.against.ours import States, compute_states
-from llamacpp_instr.validate.against.report import judge_states
-from llamacpp_instr.validate.against.theirs import Sizes
-from llamacpp_instr.validate.against.worker import check_sizes
-from llamacpp_instr.validate.prompt import prompt_tokens
 from tests.kit.debugger_kit import opened, run, without
 from tests.kit.native_kit import DEMO, random_models
 from tests.kit.quantized_kit import quantized_demo

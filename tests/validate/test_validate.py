@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from llamacpp_instr.cli import main
+from llamacpp_instr.converters.validate.follow import Checked, Checker
+from llamacpp_instr.converters.validate.report import judge
+from llamacpp_instr.converters.validate.run import Validation
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import write
+from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.validate.follow import Checked, Checker
-from llamacpp_instr.validate.report import judge
-from llamacpp_instr.validate.run import Validation
-from llamacpp_instr.weights.measure import WeightReader
 from tests.kit.debugger_kit import opened, prompt_of, run
 from tests.kit.native_kit import DEMO, random_models
 from tests.kit.programs import native_program

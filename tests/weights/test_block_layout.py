@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamacpp_instr.lab.weights.layout import LAYOUTS, Bytes, can_decode, decode_blocks
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType
-from llamacpp_instr.weights.layout import LAYOUTS, Bytes, can_decode, decode_blocks
 from tests.kit.block_models import half
 from tests.kit.quantized_kit import quantized_demo
 from tests.weights.test_dequantize import GGML, GGUF, ONLY_GGML, same

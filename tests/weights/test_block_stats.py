@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.lab.weights import blocks
+from llamacpp_instr.lab.weights.blocks import find_reference, load_block, load_values
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.layout import LAYOUTS
+from llamacpp_instr.lab.weights.statistics import GRID, BlockStats, compute_block_stats
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.weights import blocks
-from llamacpp_instr.weights.blocks import find_reference, load_block, load_values
-from llamacpp_instr.weights.compare import compute_weight_errors
-from llamacpp_instr.weights.layout import LAYOUTS
-from llamacpp_instr.weights.statistics import GRID, BlockStats, compute_block_stats
 from tests.kit.block_models import half, random_rows, rows_of, write_blocks
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.sparse_models import write_with_more_rows

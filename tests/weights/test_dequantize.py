@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model.types import BY_NAME, TYPES, GgmlType
-from llamacpp_instr.weights.dequantize import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.lab.weights.dequantize import (
     Dequantizer,
     GgmlDequantizer,
     GgufDequantizer,
     load_dequantizer,
 )
+from llamacpp_instr.model.types import BY_NAME, TYPES, GgmlType
 
 GGML = load_dequantizer()
 GGUF = GgufDequantizer()

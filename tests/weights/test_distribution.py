@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.lab.weights import measure
+from llamacpp_instr.lab.weights.distribution import PERCENTS, Moments, StatsSum, WeightStats
+from llamacpp_instr.lab.weights.error import CHUNK
+from llamacpp_instr.lab.weights.measure import WeightReader, choose_weights
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import GgmlType
-from llamacpp_instr.weights import measure
-from llamacpp_instr.weights.distribution import PERCENTS, Moments, StatsSum, WeightStats
-from llamacpp_instr.weights.error import CHUNK
-from llamacpp_instr.weights.measure import WeightReader, choose_weights
 from tests.kit.block_models import random_rows, write_blocks
 from tests.kit.sparse_models import write_with_more_rows
 from tests.weights.test_dequantize import BOTH, GGUF, same

@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.model.file import ModelFile, Weight, load_model_file
-from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.weights import measure
-from llamacpp_instr.weights.blocks import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.lab.weights import measure
+from llamacpp_instr.lab.weights.blocks import (
     check_openable,
     find_reference,
     find_weight,
     load_block,
     place,
 )
-from llamacpp_instr.weights.compare import compute_weight_errors
-from llamacpp_instr.weights.distribution import StatsSum, join_stats
-from llamacpp_instr.weights.error import CHUNK
-from llamacpp_instr.weights.export import raw_shape, write_npz, write_safetensors
-from llamacpp_instr.weights.measure import WeightReader
-from llamacpp_instr.weights.pieces import PIECE, Job, work
-from llamacpp_instr.weights.statistics import _Cells, compute_block_stats
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.distribution import StatsSum, join_stats
+from llamacpp_instr.lab.weights.error import CHUNK
+from llamacpp_instr.lab.weights.export import raw_shape, write_npz, write_safetensors
+from llamacpp_instr.lab.weights.measure import WeightReader
+from llamacpp_instr.lab.weights.pieces import PIECE, Job, work
+from llamacpp_instr.lab.weights.statistics import _Cells, compute_block_stats
+from llamacpp_instr.model.file import ModelFile, Weight, load_model_file
+from llamacpp_instr.model.types import BY_NAME
 from tests.kit.block_models import random_rows, write_blocks
 
 

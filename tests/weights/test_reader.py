@@ -9,8 +9,8 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.weights.measure import WeightReader
 from tests.kit.block_models import random_rows, write_blocks
 
 PARTS = [(0, 5), (1, 31), (31, 32), (32, 64), (0, 96), (40, 70), (95, 96), (64, 96)]

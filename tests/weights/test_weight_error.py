@@ -11,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from llamacpp_instr.model.types import TYPES
-from llamacpp_instr.weights.error import (
+from llamacpp_instr.lab.weights.error import (
     CHUNK,
     SAMPLE,
     ErrorSum,
@@ -23,7 +22,8 @@ from llamacpp_instr.weights.error import (
     join_pieces,
     sample_stride,
 )
-from llamacpp_instr.weights.pieces import PIECE
+from llamacpp_instr.lab.weights.pieces import PIECE
+from llamacpp_instr.model.types import TYPES
 
 Floats = npt.NDArray[np.float32]
 

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.lab.weights import compare
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.error import CHUNK, Sums, WeightError
+from llamacpp_instr.lab.weights.pieces import PIECE
 from llamacpp_instr.model.file import Weight, load_model_file
-from llamacpp_instr.weights import compare
-from llamacpp_instr.weights.compare import compute_weight_errors
-from llamacpp_instr.weights.error import CHUNK, Sums, WeightError
-from llamacpp_instr.weights.pieces import PIECE
 from tests.kit.block_models import write_blocks
 from tests.kit.native_kit import ROOT
 from tests.kit.programs import run_python
@@ -235,9 +235,9 @@ PathFinder.find_spec = classmethod(
     lambda cls, name, *rest: None if name == "llama_cpp" else find(name, *rest)
 )
 del sys.modules["llama_cpp"]
-from llamacpp_instr.weights.dequantize import load_dequantizer
+from llamacpp_instr.lab.weights.dequantize import load_dequantizer
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
 errors = compute_weight_errors(load_model_file(sys.argv[2]), load_model_file(sys.argv[3]))
 assert "llama_cpp" not in sys.modules
 print(json.dumps([load_dequantizer().name, [[e.name, e.sums.e2, e.skipped] for e in errors]]))
@@ -264,9 +264,9 @@ def test_without_the_native_library_gguf_py_does_it() -> None:
 PEAK = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
-from llamacpp_instr.weights.dequantize import load_dequantizer
+from llamacpp_instr.lab.weights.dequantize import load_dequantizer
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
 def peak():
     line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
@@ -297,7 +297,7 @@ INTERRUPTED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
 seen = []
 def on_progress(done, total):
     seen.append((done, total))

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from converters.weights_view import tiles
-from converters.weights_view.tensors import Cache
-from converters.weights_view.tiles import (
+from llamacpp_instr.lab.view import tiles
+from llamacpp_instr.lab.view.tensors import Cache
+from llamacpp_instr.lab.view.tiles import (
     MEASURES,
     SIDE,
     Cells,

@@ -18,11 +18,11 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from converters.weights_view.server import FILES, WeightsServer, weight_routes
-from converters.weights_view.tensors import Tensors
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.lab.view.server import FILES, WeightsServer, weight_routes
+from llamacpp_instr.lab.view.tensors import Tensors
+from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.weights.measure import WeightReader
 from tests.kit.block_models import random_rows, write_blocks
 
 pytestmark = pytest.mark.native

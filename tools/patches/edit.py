@@ -12,8 +12,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamacpp_instr.build.log import BuildLog
-from llamacpp_instr.build.source_tree import (
+from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.llama.build.log import BuildLog
+from llamacpp_instr.llama.build.source_tree import (
     BUILD_HEADER,
     VENDORED,
     download_sdist,
@@ -22,7 +23,7 @@ from llamacpp_instr.build.source_tree import (
     unpack_sdist,
     write_build_header,
 )
-from llamacpp_instr.build.upstream import (
+from llamacpp_instr.llama.build.upstream import (
     Upstream,
     concerns_wheel,
     overlay_files,
@@ -30,7 +31,6 @@ from llamacpp_instr.build.upstream import (
     read_series,
     read_upstream,
 )
-from llamacpp_instr.errors import BuildError
 from tools.patches.repository import PRISTINE, Repository, Stopped
 
 OLD, OLD_PATCHED = "old-pristine", "old-patched"

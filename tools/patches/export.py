@@ -10,9 +10,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamacpp_instr.build.source_tree import VENDORED
-from llamacpp_instr.build.upstream import PIN_FILE, concerns_wheel, overlay_files, read_upstream
-from llamacpp_instr.errors import BuildError
+from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.llama.build.source_tree import VENDORED
+from llamacpp_instr.llama.build.upstream import (
+    PIN_FILE,
+    concerns_wheel,
+    overlay_files,
+    read_upstream,
+)
 from tools.patches.edit import PARTS, made_of
 from tools.patches.repository import PRISTINE, Repository
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from llamacpp_instr.build.source_tree import misfit
-from llamacpp_instr.errors import BuildError
+from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.llama.build.source_tree import misfit
 
 PRISTINE = "pristine"
 """tag of the commit that the patches come after"""

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from converters.analyses.compare.candidate import (
+from llamacpp_instr.base.terminal import first_names
+from llamacpp_instr.converters.analyses.compare.candidate import (
     SHOWN_PHASES,
     Candidate,
     bits_per_weight,
 )
-from converters.analyses.compare.rows import (
+from llamacpp_instr.converters.analyses.compare.rows import (
     Pair,
     Row,
     arrow,
@@ -23,14 +24,13 @@ from converters.analyses.compare.rows import (
     more_or_fewer,
     sqnr_words,
 )
-from converters.analyses.machine import machine_notes
-from converters.analyses.noise import describe
-from converters.analyses.settings import MODEL_FACTS, differing_facts, unlike_notes
-from converters.analyses.step_times import verb
-from converters.analyses.stored_weights import types_of
-from converters.report.report import Cell, Column, Report, columns_of
-from llamacpp_instr.memory.breakdown import Kind
-from llamacpp_instr.terminal import first_names
+from llamacpp_instr.converters.analyses.machine import machine_notes
+from llamacpp_instr.converters.analyses.noise import describe
+from llamacpp_instr.converters.analyses.settings import MODEL_FACTS, differing_facts, unlike_notes
+from llamacpp_instr.converters.analyses.step_times import verb
+from llamacpp_instr.converters.analyses.stored_weights import types_of
+from llamacpp_instr.recording.memory.breakdown import Kind
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 
 KINDS: dict[Kind, str] = {"weights": "weights", "cache": "KV cache", "compute": "compute buffer"}
 

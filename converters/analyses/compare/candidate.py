@@ -9,21 +9,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from converters.analyses.step_times import StepTimes
-from converters.analyses.stored_weights import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.step_times import StepTimes
+from llamacpp_instr.converters.analyses.stored_weights import (
     StoredModel,
     StoredTensor,
     stored_in_log,
 )
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.lab.weights.error import Sums, WeightError
+from llamacpp_instr.log.schema import Model
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.memory.breakdown import MemoryBreakdown, read_breakdown
 from llamacpp_instr.model.file import ModelFile
-from llamacpp_instr.schema import Model
-from llamacpp_instr.weights.error import Sums, WeightError
+from llamacpp_instr.recording.memory.breakdown import MemoryBreakdown, read_breakdown
 
 SHOWN_PHASES = ("decode", "prefill", "encode")
-"""in the order in which they are shown and told: most of what somebody waits for first"""
+"""in the order in which they are shown: users wait for decodes most of the time"""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.noise import (
+from llamacpp_instr.converters.analyses.noise import (
     Median,
     Ratio,
     compare,
@@ -22,8 +22,8 @@ from converters.analyses.noise import (
     join_blocks,
     median_of_group,
 )
-from converters.analyses.step_times import StepTimes
-from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
+from llamacpp_instr.converters.analyses.step_times import StepTimes
+from llamacpp_instr.log.graph.kernels import kernel_nodes, weight_read
 
 Float64 = NDArray[np.float64]
 

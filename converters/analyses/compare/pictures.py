@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from converters.analyses.compare.candidate import SHOWN_PHASES, Candidate, bits_per_weight
-from converters.analyses.error_charts import draw_errors, layer_names, layers_of
-from converters.report.charts import Chart, lines_by_layer
-from converters.report.page import Figure
-from converters.report.plain_charts import Group, bars
+from llamacpp_instr.converters.analyses.compare.candidate import (
+    SHOWN_PHASES,
+    Candidate,
+    bits_per_weight,
+)
+from llamacpp_instr.converters.analyses.error_charts import draw_errors, layer_names, layers_of
+from llamacpp_instr.report.charts import Chart, lines_by_layer
+from llamacpp_instr.report.page import Figure
+from llamacpp_instr.report.plain_charts import Group, bars
 
 
 def draw_comparison(candidates: Sequence[Candidate]) -> list[Chart | Figure]:

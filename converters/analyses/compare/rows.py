@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from converters.analyses.compare.candidate import Candidate, bits_per_weight
-from converters.analyses.compare.op_times import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.compare.candidate import Candidate, bits_per_weight
+from llamacpp_instr.converters.analyses.compare.op_times import (
     PhaseUses,
     Use,
     UseTimes,
     compute_use_times,
     median_of_sessions,
 )
-from converters.analyses.noise import Ratio, compare
-from converters.analyses.step_times import took_turns
-from converters.analyses.stored_weights import StoredTensor, types_of
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.converters.analyses.noise import Ratio, compare
+from llamacpp_instr.converters.analyses.step_times import took_turns
+from llamacpp_instr.converters.analyses.stored_weights import StoredTensor, types_of
 from llamacpp_instr.log.steps import PHASES
 
 

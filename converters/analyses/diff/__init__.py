@@ -14,9 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.diff.align import Unit, align
-from converters.analyses.diff.rows import EXCLUDED, TOO_FEW, Diff, answer, columns, row
-from converters.analyses.diff.sides import (
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.diff.align import Unit, align
+from llamacpp_instr.converters.analyses.diff.rows import (
+    EXCLUDED,
+    TOO_FEW,
+    Diff,
+    answer,
+    columns,
+    row,
+)
+from llamacpp_instr.converters.analyses.diff.sides import (
     Samples,
     Sides,
     layer_samples,
@@ -24,12 +32,11 @@ from converters.analyses.diff.sides import (
     prepare,
     step_median,
 )
-from converters.analyses.noise import Ratio, compare
-from converters.analyses.settings import ALIKE, compute_settings
-from converters.report.report import Cell, Column, Figures, Report
-from llamacpp_instr.graph.ops import BLOCKS
+from llamacpp_instr.converters.analyses.noise import Ratio, compare
+from llamacpp_instr.converters.analyses.settings import ALIKE, compute_settings
+from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.report.report import Cell, Column, Figures, Report
 
 VIEWS = ("phase", "block", "layer", "op", "tensor")
 Float64 = NDArray[np.float64]

@@ -16,10 +16,10 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.graph.kernels import Kernels, kernel_nodes
-from llamacpp_instr.graph.ops import Block, blocks_of
+from llamacpp_instr.log.graph.kernels import Kernels, kernel_nodes
+from llamacpp_instr.log.graph.ops import Block, blocks_of
+from llamacpp_instr.log.schema import Graph, Nodes, Plan
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.schema import Graph, Nodes, Plan
 
 Int64 = NDArray[np.int64]
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from converters.analyses.noise import MIN_BLOCKS, Ratio, describe
-from converters.analyses.step_times import StepTimes, verb
-from converters.report.page import Figure
-from converters.report.report import Cell, Column, Report, columns_of
+from llamacpp_instr.converters.analyses.noise import MIN_BLOCKS, Ratio, describe
+from llamacpp_instr.converters.analyses.step_times import StepTimes, verb
+from llamacpp_instr.report.page import Figure
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 
 EXCLUDED = "The steps exclude the time that the recorder itself took."
 TOO_FEW = f"Fewer than {MIN_BLOCKS} blocks do not show the noise: record with --repeat 11."

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.analyses.machine import machine_notes
-from converters.analyses.noise import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.machine import machine_notes
+from llamacpp_instr.converters.analyses.noise import (
     MIN_BLOCKS,
     PROCESS,
     Median,
@@ -22,9 +23,8 @@ from converters.analyses.noise import (
     disturb,
     median_of_group,
 )
-from converters.analyses.settings import unlike_notes
-from converters.analyses.step_times import StepTimes, took_turns
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.converters.analyses.settings import unlike_notes
+from llamacpp_instr.converters.analyses.step_times import StepTimes, took_turns
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES
 

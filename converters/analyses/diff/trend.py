@@ -1,7 +1,7 @@
 """The trend of several sides, in order: where the steps changed, and how much in all.
 
 Every side is compared with the first and with the one before it. The intervals of a table hold
-simultaneously, by Bonferroni's correction (`converters.analyses.noise`): the error of 5 % is
+simultaneously, by Bonferroni's correction (`converters/analyses/noise.py`): the error of 5 % is
 divided by the number of ratios in the table.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, pairwise, product
 from string import ascii_uppercase
 
-from converters.analyses.diff.rows import (
+from llamacpp_instr.converters.analyses.diff.rows import (
     EXCLUDED,
     TOO_FEW,
     Diff,
@@ -20,14 +20,20 @@ from converters.analyses.diff.rows import (
     columns,
     row,
 )
-from converters.analyses.diff.sides import Side, Sides, part_medians, prepare, step_median
-from converters.analyses.noise import Median, Ratio, compare, describe
-from converters.analyses.settings import ALIKE, facts, log_names
-from converters.analyses.step_times import verb
-from converters.report.page import Figure
-from converters.report.plain_charts import Group, bars
-from converters.report.report import Cell, Column, Figures, Report, columns_of
+from llamacpp_instr.converters.analyses.diff.sides import (
+    Side,
+    Sides,
+    part_medians,
+    prepare,
+    step_median,
+)
+from llamacpp_instr.converters.analyses.noise import Median, Ratio, compare, describe
+from llamacpp_instr.converters.analyses.settings import ALIKE, facts, log_names
+from llamacpp_instr.converters.analyses.step_times import verb
 from llamacpp_instr.log.session import Session
+from llamacpp_instr.report.page import Figure
+from llamacpp_instr.report.plain_charts import Group, bars
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of
 
 STEPS = [
     *columns_of("text", "Phase", "side"),

@@ -6,10 +6,10 @@ Nothing is guessed from the machine's name.
 
 from __future__ import annotations
 
-from converters.analyses.findings.facts import Facts, Finding
-from converters.analyses.findings.facts import gather_facts as gather_facts
-from converters.analyses.findings.rules import RULES
-from converters.report.report import Cell, Column, Figures, Report
+from llamacpp_instr.converters.analyses.findings.facts import Facts, Finding
+from llamacpp_instr.converters.analyses.findings.facts import gather_facts as gather_facts
+from llamacpp_instr.converters.analyses.findings.rules import RULES
+from llamacpp_instr.report.report import Cell, Column, Figures, Report
 
 MOST = 5
 

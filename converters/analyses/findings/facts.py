@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from converters.analyses.clock import Clock, compute_clock
-from converters.analyses.machine import Machine, compute_machine
+from llamacpp_instr.converters.analyses.clock import Clock, compute_clock
+from llamacpp_instr.converters.analyses.machine import Machine, compute_machine
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table, Timed
 from llamacpp_instr.log.steps import phase_of_compute
-from llamacpp_instr.probe.file import Probe
+from llamacpp_instr.prediction.probe.file import Probe
 
 BUSY = 0.5
 """load for each CPU, from which on a probe is not used"""

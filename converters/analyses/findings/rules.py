@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from converters.analyses.clock import device_times
-from converters.analyses.findings.facts import Facts, Finding
-from converters.report.report import shown
-from llamacpp_instr.graph.kernels import kernel_nodes, weight_read
+from llamacpp_instr.converters.analyses.clock import device_times
+from llamacpp_instr.converters.analyses.findings.facts import Facts, Finding
+from llamacpp_instr.log.graph.kernels import kernel_nodes, weight_read
 from llamacpp_instr.model.types import BY_NAME, GgmlType
+from llamacpp_instr.report.report import shown
 
 WAITING = 0.2
 """share of the time of the steps"""

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from converters.analyses.memory.report_of_context import Held, memory_report
-from converters.analyses.memory.sizes import compute_layers as compute_layers
-from converters.analyses.memory.sizes import compute_overview, compute_tensors
-from converters.analyses.memory.sizes import compute_roles as compute_roles
-from converters.analyses.memory.sizes import compute_types as compute_types
-from converters.analyses.memory.sizes import without as without
-from converters.analyses.stored_weights import StoredModel
-from converters.report.report import Column, Report
+from llamacpp_instr.converters.analyses.memory.report_of_context import Held, memory_report
+from llamacpp_instr.converters.analyses.memory.sizes import compute_layers as compute_layers
+from llamacpp_instr.converters.analyses.memory.sizes import compute_overview, compute_tensors
+from llamacpp_instr.converters.analyses.memory.sizes import compute_roles as compute_roles
+from llamacpp_instr.converters.analyses.memory.sizes import compute_types as compute_types
+from llamacpp_instr.converters.analyses.memory.sizes import without as without
+from llamacpp_instr.converters.analyses.stored_weights import StoredModel
+from llamacpp_instr.report.report import Column, Report
 
 LARGEST = 20
 """tensors shown on a terminal"""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from converters.analyses.stored_weights import StoredTensor
-from converters.report.charts import Chart, bar_by_layer
-from converters.report.page import Figure
-from converters.report.plain_charts import Group, bars
-from converters.report.report import Report, shown
+from llamacpp_instr.converters.analyses.stored_weights import StoredTensor
+from llamacpp_instr.report.charts import Chart, bar_by_layer
+from llamacpp_instr.report.page import Figure
+from llamacpp_instr.report.plain_charts import Group, bars
+from llamacpp_instr.report.report import Report, shown
 
 
 def draw_memory(reports: Sequence[Report]) -> Iterator[Figure]:

@@ -9,11 +9,17 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from converters.analyses.stored_weights import StoredModel
-from converters.report.report import Cell, Column, Figures, Report, columns_of, shown
-from llamacpp_instr.memory.breakdown import MAPPED, PLAIN, Kind, MemoryBreakdown, read_breakdown
-from llamacpp_instr.schema import Memory
-from llamacpp_instr.terminal import counted, first_names
+from llamacpp_instr.base.terminal import counted, first_names
+from llamacpp_instr.converters.analyses.stored_weights import StoredModel
+from llamacpp_instr.log.schema import Memory
+from llamacpp_instr.recording.memory.breakdown import (
+    MAPPED,
+    PLAIN,
+    Kind,
+    MemoryBreakdown,
+    read_breakdown,
+)
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of, shown
 
 if TYPE_CHECKING:
     from llamacpp_instr.log.session import Session

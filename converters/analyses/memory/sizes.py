@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from converters.analyses.memory.report_of_context import Held
-from converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
-from converters.report.report import Cell, Column, Report, columns_of
+from llamacpp_instr.converters.analyses.memory.report_of_context import Held
+from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 
 _COST = [Column("bits/weight", "bits"), *columns_of("fraction", "of F16", "of F32")]
 _SUMS = [

@@ -11,27 +11,27 @@ from dataclasses import replace
 
 import numpy as np
 
-from converters.analyses.page.over_time import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.page.over_time import (
     cells_over_time,
     memory_over_time,
     speed_over_time,
     tokens_with_times,
 )
-from converters.analyses.requests import compute_requests
-from converters.analyses.settings import facts
-from converters.analyses.stats import compute_stats
-from converters.analyses.summary import compute_summary
-from converters.analyses.tree import NO_LAYER, build_tree
-from converters.report.icicle import draw_icicle
-from converters.report.page import Figure, Section
-from converters.report.plain_charts import Heat, heat_map
-from converters.report.report import Cell, Column, Report, Unit, shown
-from converters.report.text_figures import Tile, tiles
-from converters.report.tree import Tree
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.converters.analyses.requests import compute_requests
+from llamacpp_instr.converters.analyses.settings import facts
+from llamacpp_instr.converters.analyses.stats import compute_stats
+from llamacpp_instr.converters.analyses.summary import compute_summary
+from llamacpp_instr.converters.analyses.tree import NO_LAYER, build_tree
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.probe.file import Probe
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.prediction.probe.file import Probe
+from llamacpp_instr.report.icicle import draw_icicle
+from llamacpp_instr.report.page import Figure, Section
+from llamacpp_instr.report.plain_charts import Heat, heat_map
+from llamacpp_instr.report.report import Cell, Column, Report, Unit, shown
+from llamacpp_instr.report.text_figures import Tile, tiles
+from llamacpp_instr.report.tree import Tree
 
 MOST_ROWS = 18
 """ops of the heat map, and weights of the table"""
@@ -97,7 +97,7 @@ def _title(session: Session) -> str:
 
 
 def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterator[_First]:
-    """What somebody waited for by the clock, the speed of each phase, and the memory."""
+    """Wall-clock speed and latencies, the speed of each phase, and the memory."""
     if (clock := summary.get("Time by the clock")) is not None:
         for name, unit, what in _BY_THE_CLOCK:
             value = clock.figures.get(name, (None,))[0]
@@ -105,7 +105,7 @@ def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterato
                 yield what, value, unit
     if (speed := summary.get("Speed")) is not None and speed.rows:
         at = {column.name: i for i, column in enumerate(speed.columns)}
-        # decode first: most of what somebody waits for
+        # decode first: users wait for it most of the time
         for row in sorted(speed.rows, key=lambda row: row[0] != "decode"):
             if (rate := row[at["tokens/s median"]]) is not None:
                 yield f"tokens/s, {row[0]}, median step", rate, "per_second"

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from converters.report.page import Section
-from converters.report.plain_charts import (
+from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.steps import PHASES, counted_steps
+from llamacpp_instr.report.page import Section
+from llamacpp_instr.report.plain_charts import (
     BINS,
     Axis,
     Line,
@@ -15,11 +18,8 @@ from converters.report.plain_charts import (
     binned,
     lines_over_time,
 )
-from converters.report.report import shown
-from converters.report.text_figures import Passage, timed_text
-from llamacpp_instr.log.requests import find_requests
-from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.steps import PHASES, counted_steps
+from llamacpp_instr.report.report import shown
+from llamacpp_instr.report.text_figures import Passage, timed_text
 
 MOST_LINES = 8
 """caches in a chart: those with the most cells used"""

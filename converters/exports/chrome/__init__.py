@@ -1,5 +1,5 @@
 """A log as a trace in Chrome's JSON format."""
 
-from converters.exports.chrome.stream import write_chrome
+from llamacpp_instr.converters.exports.chrome.stream import write_chrome
 
 __all__ = ["write_chrome"]

@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from converters.exports.chrome.tracks import Track
-from llamacpp_instr.graph.timeline import PlanTimeline, Selection, thread_spans
+from llamacpp_instr.converters.exports.chrome.tracks import Track
+from llamacpp_instr.log.graph.timeline import PlanTimeline, Selection, thread_spans
 
 Int64 = NDArray[np.int64]
 

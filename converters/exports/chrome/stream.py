@@ -15,7 +15,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import orjson
 
-from converters.exports.chrome.kernels import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import printable
+from llamacpp_instr.converters.exports.chrome.kernels import (
     SEPARATOR,
     Int64,
     Span,
@@ -23,16 +25,15 @@ from converters.exports.chrome.kernels import (
     layer_spans,
     spans_of_thread,
 )
-from converters.exports.chrome.tracks import Track, Tracks
-from converters.exports.requests import RequestSlice
-from converters.exports.steps import OpenStep, TracedSteps, achieved, compute_phases
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.timeline import Lanes, Selection, layer_name, plan_timeline, remember
+from llamacpp_instr.converters.exports.chrome.tracks import Track, Tracks
+from llamacpp_instr.converters.exports.requests import RequestSlice
+from llamacpp_instr.converters.exports.steps import OpenStep, TracedSteps, achieved, compute_phases
 from llamacpp_instr.log.columns import kernel_times
+from llamacpp_instr.log.graph.timeline import Lanes, Selection, layer_name, plan_timeline, remember
 from llamacpp_instr.log.reader import EventReader, LogEnd
 from llamacpp_instr.log.requests import Request
 from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.schema import (
+from llamacpp_instr.log.schema import (
     Compute,
     Event,
     Kv,
@@ -48,7 +49,6 @@ from llamacpp_instr.schema import (
     Sync,
     Token,
 )
-from llamacpp_instr.terminal import printable
 
 TEMPLATES = 64
 """of a plan that are kept: one for each of its tracks"""

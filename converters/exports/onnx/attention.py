@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from converters.exports.onnx.builder import Builder
-from converters.exports.onnx.ops import four, params_of, sources_of
-from llamacpp_instr.graph.rope import yarn
+from llamacpp_instr.converters.exports.onnx.builder import Builder
+from llamacpp_instr.converters.exports.onnx.ops import four, params_of, sources_of
+from llamacpp_instr.log.graph.rope import yarn
 
 _SECTIONED = ("MROPE", "IMROPE")
 

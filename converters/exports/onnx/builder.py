@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from converters.exports.onnx.tensors import Place, Tensors
-from converters.exports.onnx.views import Slices, find_slices, places
-from llamacpp_instr.schema import Graph
+from llamacpp_instr.converters.exports.onnx.tensors import Place, Tensors
+from llamacpp_instr.converters.exports.onnx.views import Slices, find_slices, places
+from llamacpp_instr.log.schema import Graph
 
 ELEMENTS = {
     "f32": TensorProto.FLOAT,

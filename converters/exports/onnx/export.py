@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from onnx import ModelProto, TensorProto, helper
 
-from converters.exports.onnx import attention, ops, recurrent
-from converters.exports.onnx.builder import CUSTOM, ELEMENTS, Builder
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.ops import VIEW_OPS, blocks_of
-from llamacpp_instr.graph.standard import OPSET
-from llamacpp_instr.schema import Graph
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.exports.onnx import attention, ops, recurrent
+from llamacpp_instr.converters.exports.onnx.builder import CUSTOM, ELEMENTS, Builder
+from llamacpp_instr.log.graph.ops import VIEW_OPS, blocks_of
+from llamacpp_instr.log.graph.standard import OPSET
+from llamacpp_instr.log.schema import Graph
 
 IR_VERSION = 10
 """the first with metadata of nodes"""

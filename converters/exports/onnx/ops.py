@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from converters.exports.onnx.builder import ELEMENTS, Builder
-from llamacpp_instr.graph.ops import op_params
+from llamacpp_instr.converters.exports.onnx.builder import ELEMENTS, Builder
+from llamacpp_instr.log.graph.ops import op_params
 
 
 def params_of(b: Builder, node: int) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def four(b: Builder, tensor: int) -> str:
 
 
 def with_second(operator: str) -> Any:
-    """An op of two tensors, the second of which is repeated to the shape of the first."""
+    """An op of two tensors; the second is repeated to the shape of the first."""
 
     def convert(b: Builder, node: int) -> str:
         first, second = sources_of(b, node)[:2]

@@ -10,8 +10,8 @@ from math import prod
 
 from onnx import GraphProto, TensorProto, ValueInfoProto, helper
 
-from converters.exports.onnx.builder import Builder
-from converters.exports.onnx.ops import four, sources_of
+from llamacpp_instr.converters.exports.onnx.builder import Builder
+from llamacpp_instr.converters.exports.onnx.ops import four, sources_of
 
 
 def ssm_conv(b: Builder, node: int) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.ops import VIEW_OPS
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.log.graph.ops import VIEW_OPS
+from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 from llamacpp_instr.model.types import GgmlType, type_named
-from llamacpp_instr.schema import Graph, Leaf, Nodes
 
 Four = tuple[int, ...]
 

@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, Protocol
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from converters.exports.onnx.builder import ELEMENTS
-from converters.exports.onnx.export import Exported
-from llamacpp_instr.progress import OnProgress
-from llamacpp_instr.schema import Graph, Leaf
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.converters.exports.onnx.builder import ELEMENTS
+from llamacpp_instr.converters.exports.onnx.export import Exported
+from llamacpp_instr.log.schema import Graph, Leaf
 
 ALIGNMENT = 4096
 """bytes: a program may map each weight"""

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.exports.perfetto.packets import Packets
-from converters.exports.perfetto.template import (
+from llamacpp_instr.converters.exports.perfetto.packets import Packets
+from llamacpp_instr.converters.exports.perfetto.template import (
     ComputeTemplate,
     Times,
     layers_template,
     runs_template,
     thread_template,
 )
-from llamacpp_instr.graph.kernels import KernelWork
-from llamacpp_instr.graph.timeline import PlanTimeline, Selection, plan_timeline
 from llamacpp_instr.log.columns import interval_columns
-from llamacpp_instr.schema import Graph, Layers, Ops, Plan
+from llamacpp_instr.log.graph.kernels import KernelWork
+from llamacpp_instr.log.graph.timeline import PlanTimeline, Selection, plan_timeline
+from llamacpp_instr.log.schema import Graph, Layers, Ops, Plan
 
 Int64 = NDArray[np.int64]
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from converters.exports.perfetto.forms import Blank, Form, Forms
-from converters.exports.perfetto.packets import (
+from llamacpp_instr.converters.exports.perfetto.packets import (
     BEGIN,
     INSTANT,
     Packets,
@@ -23,11 +22,12 @@ from converters.exports.perfetto.packets import (
     sample,
     valid,
 )
-from converters.exports.perfetto.tracks import Tracks
-from converters.exports.steps import KEPT, OpenStep, compute_phases
-from llamacpp_instr.graph.timeline import Lanes
+from llamacpp_instr.converters.exports.perfetto.step_packets import Blank, Form, Forms
+from llamacpp_instr.converters.exports.perfetto.tracks import Tracks
+from llamacpp_instr.converters.exports.steps import KEPT, OpenStep, compute_phases
+from llamacpp_instr.log.graph.timeline import Lanes
 from llamacpp_instr.log.machine import taken_share
-from llamacpp_instr.schema import (
+from llamacpp_instr.log.schema import (
     Compute,
     Kv,
     Machine,
@@ -44,7 +44,7 @@ from llamacpp_instr.schema import (
 )
 
 VALUES = 1000
-"""tensors of which the values are drawn as counters; a pattern may match all of a model"""
+"""tensors whose values are drawn as counters; a pattern may match all of a model"""
 
 
 class StepSlices:
@@ -293,8 +293,8 @@ class StepSlices:
             self.slice(track, name, begin, now, "split", args)
 
     def token(self, token: Token, of_step: tuple[int, int] | None, flow: int | None) -> None:
-        """Draws a token on the sampler's track, and on the step that computed its logits, of which
-        `of_step` has begin and end."""
+        """Draws a token on the sampler's track, and on the step that computed its logits.
+        `of_step` has the begin and the end of that step."""
         step, p, hexadecimal = token.step, token.p, token.hex
         home = self._tracks.context(token.ctx)
         text = valid(token.text)

@@ -10,18 +10,18 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from converters.exports.perfetto.kernels import KernelSlices
-from converters.exports.perfetto.packets import Packets, Value, first_packets
-from converters.exports.perfetto.steps import StepSlices
-from converters.exports.perfetto.tracks import Tracks
-from converters.exports.requests import RequestSlice
-from converters.exports.steps import OpenStep, TracedSteps, achieved
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.timeline import Selection
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.exports.perfetto.kernels import KernelSlices
+from llamacpp_instr.converters.exports.perfetto.packets import Packets, Value, first_packets
+from llamacpp_instr.converters.exports.perfetto.steps import StepSlices
+from llamacpp_instr.converters.exports.perfetto.tracks import Tracks
+from llamacpp_instr.converters.exports.requests import RequestSlice
+from llamacpp_instr.converters.exports.steps import OpenStep, TracedSteps, achieved
+from llamacpp_instr.log.graph.timeline import Selection
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.requests import Request
 from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.schema import (
+from llamacpp_instr.log.schema import (
     Compute,
     Context,
     Event,

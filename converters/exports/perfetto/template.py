@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.exports.perfetto.packets import BEGIN, Packets, closing, event_packet
-from llamacpp_instr.graph.timeline import (
+from llamacpp_instr.converters.exports.perfetto.packets import BEGIN, Packets, closing, event_packet
+from llamacpp_instr.log.graph.timeline import (
     OpSlice,
     PlanTimeline,
     Run,
@@ -229,7 +229,7 @@ def layers_template(
     flows: bool,
     bound: Sequence[bool],
 ) -> ComputeTemplate:
-    """Layers, blocks in them, ops in those: what thread 0 did. `bound` tells of which ops the work
+    """Layers, blocks in them, ops in those: what thread 0 did. `bound` marks the ops whose work
     is an upper bound."""
     template = ComputeTemplate(packets, track, len(timeline.ops))
     chosen = [selection.has_op(op) for op in timeline.ops]

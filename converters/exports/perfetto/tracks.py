@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from converters.exports.perfetto.packets import track
+from llamacpp_instr.converters.exports.perfetto.packets import track
 
 HOME = "session"
 """the first context's track, which also has what belongs to no context"""

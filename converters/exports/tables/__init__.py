@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from converters.exports.tables.cells import (
+from llamacpp_instr.base.errors import LogError
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.converters.exports.tables.cells import (
     Int64,
     Words,
     int64,
@@ -27,7 +29,7 @@ from converters.exports.tables.cells import (
     rate,
     text,
 )
-from converters.exports.tables.events import (
+from llamacpp_instr.converters.exports.tables.events import (
     compute_columns,
     machine_columns,
     message_columns,
@@ -35,8 +37,7 @@ from converters.exports.tables.events import (
     session_columns,
     statistics_columns,
 )
-from converters.exports.tables.late import LATE, Kept, request_columns
-from converters.exports.tables.static import (
+from llamacpp_instr.converters.exports.tables.static import (
     KERNEL_NUMBERS,
     KERNEL_WORDS,
     NODE_COLUMNS,
@@ -44,14 +45,13 @@ from converters.exports.tables.static import (
     node_columns,
     shape_text,
 )
-from converters.exports.tables.timed import times_of, waits_of
-from llamacpp_instr.errors import LogError
+from llamacpp_instr.converters.exports.tables.timed import times_of, waits_of
+from llamacpp_instr.converters.exports.tables.whole_log import LATE, Kept, request_columns
 from llamacpp_instr.log.machine import disturbed_steps
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.session import Session, Timed, load_parts, load_session
 from llamacpp_instr.log.steps import PHASES
-from llamacpp_instr.progress import OnProgress
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from converters.exports.names import host_of, id_of, name_of
-from converters.exports.tables.cells import Int64, int64, optional, text
+from llamacpp_instr.converters.exports.names import host_of, id_of, name_of
+from llamacpp_instr.converters.exports.tables.cells import Int64, int64, optional, text
 from llamacpp_instr.log.session import Session
 
 Category = Callable[[str, Iterable[str | None]], Any]

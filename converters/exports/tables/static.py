@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from converters.exports.tables.cells import Int64, Words, joined
-from llamacpp_instr.graph import ops as knowledge
-from llamacpp_instr.graph.kernels import kernel_nodes, node_backends, node_work, weight_read
+from llamacpp_instr.converters.exports.tables.cells import Int64, Words, joined
+from llamacpp_instr.log.graph import ops as knowledge
+from llamacpp_instr.log.graph.kernels import kernel_nodes, node_backends, node_work, weight_read
+from llamacpp_instr.log.schema import Graph, Nodes
 from llamacpp_instr.log.session import Session, Timed
-from llamacpp_instr.schema import Graph, Nodes
 
 KERNEL_WORDS = ("block", "op", "name", "label", "type", "shape", "weight", "weight_type")
 KERNEL_NUMBERS = ("plan", "kernel", "node", "n_nodes", "layer")

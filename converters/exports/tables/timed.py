@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from converters.exports.tables.cells import Int64, int64, joined, masked
+from llamacpp_instr.converters.exports.tables.cells import Int64, int64, joined, masked
 from llamacpp_instr.log.session import Timed
 
 

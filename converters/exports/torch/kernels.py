@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from llamacpp_instr.graph.tensors import tensor
-from llamacpp_instr.graph.timeline import plan_timeline
-from llamacpp_instr.schema import Graph, Plan
+from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.timeline import plan_timeline
+from llamacpp_instr.log.schema import Graph, Plan
 
 Int64 = NDArray[np.int64]
 SEPARATOR = b",\n"

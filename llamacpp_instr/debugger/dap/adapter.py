@@ -15,6 +15,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.base.terminal import printable, printable_text, shortened
 from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap import requests
@@ -44,8 +46,6 @@ from llamacpp_instr.debugger.dap.variables import (
 )
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import STEPS, Go, Stop
-from llamacpp_instr.errors import InstrError, UsageError
-from llamacpp_instr.terminal import printable, printable_text, shortened
 
 Json = dict[str, Any]
 THREAD = 1

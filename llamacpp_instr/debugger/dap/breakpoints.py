@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.sources import SourceArgument, Sources, SourceText
 from llamacpp_instr.debugger.graph import LiveGraph, Node
 from llamacpp_instr.debugger.points import Breakpoint, Condition
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.errors import UsageError
 
 FILTERS = {
     "nan": ("NaN", "* if nan", "Stop after the first op whose result has a NaN."),

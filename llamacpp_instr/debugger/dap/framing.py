@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from llamacpp_instr.errors import UsageError
+from llamacpp_instr.base.errors import UsageError
 
 MAX_HEADER = 8 << 10
 MAX_BODY = 16 << 20

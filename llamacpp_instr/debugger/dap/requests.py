@@ -11,10 +11,10 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.sources import SourceArgument
 from llamacpp_instr.debugger.stop import Go
-from llamacpp_instr.errors import UsageError
 
 T = TypeVar("T")
 LONGER = {

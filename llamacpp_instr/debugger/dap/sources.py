@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.debugger.graph import LiveGraph, Node
 from llamacpp_instr.debugger.listing import Listing, make_listing
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.terminal import counted
 
 MIME_TYPE = "text/x-python"
 """what an editor colours it as: comments and names look alike"""

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.signals import handled
+from llamacpp_instr.base.terminal import notice
 from llamacpp_instr.debugger.dap.adapter import Adapter
 from llamacpp_instr.debugger.dap.framing import ProtocolError, read_message, write_message
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.signals import handled
-from llamacpp_instr.terminal import notice
 
 LOOPBACK = "127.0.0.1"
 WAITING = 4096

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.changes import Edit, set_to
 from llamacpp_instr.debugger.dap.sources import OP, Frame
 from llamacpp_instr.debugger.figures import (
@@ -31,7 +32,6 @@ from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import Node, Source, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, read, shape_of
-from llamacpp_instr.errors import UsageError
 from llamacpp_instr.model.types import TYPES
 
 PAGE = 100
@@ -346,7 +346,7 @@ def _plain(name: str, value: object, type_: str = "") -> Json:
 
 
 def picture(wanted: TensorArguments, values: Array) -> dict[str, Any]:
-    """Figures, histogram and heat map of a tensor's `values`, of which the client wants a part.
+    """Figures, histogram and heat map of the part of a tensor's `values` that the client wants.
 
     `heatMap.cells` has a list for each row of cells; a cell is the value furthest from zero, null
     for NaN and infinity. Edges are numbers of rows and columns of the matrix, or values. Raises

@@ -22,7 +22,7 @@ from llamacpp_instr.log.check.measures import Measures
 from llamacpp_instr.log.reader import BadLine, LogEnd, LogReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.runs import find_runs
-from llamacpp_instr.schema import Event, SessionEnd, event_name
+from llamacpp_instr.log.schema import Event, SessionEnd, event_name
 
 MAX_FINDINGS = 10_000
 """in one log; a file with more errors is not a log"""

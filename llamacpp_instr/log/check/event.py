@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from llamacpp_instr import schema
-from llamacpp_instr.terminal import counted
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.log import schema
 
 
 def _gap(gap: list[int] | None) -> Iterator[str]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from llamacpp_instr import schema
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.check.event import Rules
 from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.terminal import counted
 
 
 class PlanFacts(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from llamacpp_instr import schema
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.check.event import Rules
 from llamacpp_instr.log.check.facts import Facts, PlanFacts
 from llamacpp_instr.log.ids import KnownStep

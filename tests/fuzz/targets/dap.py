@@ -13,11 +13,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.adapter import Adapter
 from llamacpp_instr.debugger.dap.framing import read_message, write_message
 from llamacpp_instr.debugger.stop import Go, Stop
-from llamacpp_instr.errors import UsageError
 from llamacpp_instr.run.launch import Launched, launch
 from tests.fuzz.guard import check_terminal, may_refuse
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from converters.analyses import blocks as analysis
-from converters.analyses.compare import compute_comparison
-from converters.analyses.compare.candidate import Candidate
-from converters.analyses.inspect import compute_inspection, compute_tensors
-from converters.analyses.memory import compression_reports
-from converters.analyses.memory.report_of_context import Held
-from converters.analyses.stored_weights import stored_in_file
-from converters.analyses.weight_errors import weight_error_reports
+from llamacpp_instr.converters.analyses import blocks as analysis
+from llamacpp_instr.converters.analyses.compare import compute_comparison
+from llamacpp_instr.converters.analyses.compare.candidate import Candidate
+from llamacpp_instr.converters.analyses.inspect import compute_inspection, compute_tensors
+from llamacpp_instr.converters.analyses.memory import compression_reports
+from llamacpp_instr.converters.analyses.memory.report_of_context import Held
+from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
+from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
+from llamacpp_instr.lab.weights.blocks import (
+    check_openable,
+    find_reference,
+    find_weight,
+    load_block,
+)
+from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.statistics import compute_block_stats
 from llamacpp_instr.model.file import ModelFile, load_any_file, load_model_file
 from llamacpp_instr.model.header import read_array, read_header, read_items
-from llamacpp_instr.weights.blocks import check_openable, find_reference, find_weight, load_block
-from llamacpp_instr.weights.compare import compute_weight_errors
-from llamacpp_instr.weights.statistics import compute_block_stats
 from tests.fuzz.guard import check_reports, may_refuse
 
 SOUND = Path(__file__).parent.parent / "corpus" / "gguf" / "seed-types.gguf"

@@ -14,48 +14,48 @@ from typing import get_args
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from converters.analyses.compare import compute_comparison
-from converters.analyses.compare.candidate import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import printable
+from llamacpp_instr.converters.analyses.compare import compute_comparison
+from llamacpp_instr.converters.analyses.compare.candidate import (
     Candidate,
     recorded_memory,
     recorded_model,
     short_names,
 )
-from converters.analyses.diff import VIEWS, compute_diff
-from converters.analyses.diff.sides import KEYS
-from converters.analyses.diff.trend import compute_trend
-from converters.analyses.memory import compression_reports, joined_tensors, shortened
-from converters.analyses.memory import report_of_context as held
-from converters.analyses.ops import ops_of_log
-from converters.analyses.page import compute_page
-from converters.analyses.stats import By, compute_stats
-from converters.analyses.stored_weights import recorded_file, stored_in_log
-from converters.analyses.summary import compute_summary
-from converters.analyses.tree import Measure, build_tree
-from converters.exports.chrome import write_chrome
-from converters.exports.first_look import first_look
-from converters.exports.flat import LineSelection, expand_lines, select_lines
-from converters.exports.onnx.export import export_graph
-from converters.exports.onnx.weights import with_weights_as_inputs
-from converters.exports.perfetto import Options, write_perfetto
-from converters.exports.table_files import write_csv, write_parquet
-from converters.exports.tables import stream_tables
-from converters.exports.torch.stream import TRACE, write_torch
-from converters.flashinfer.coverage import coverage_report, load_definitions
-from converters.flashinfer.dataset import write_dataset
-from converters.flashinfer.workloads import find_workloads
-from converters.fleet.collect import collect
-from converters.fleet.dataset import TABLES
-from converters.fleet.sources import find_sources
-from converters.perfetto_ui import is_trace
-from converters.report.page import render_page
-from converters.report.tree import leaves, outline
-from llamacpp_instr.errors import UsageError
-from llamacpp_instr.graph.copies import without_copies
+from llamacpp_instr.converters.analyses.diff import VIEWS, compute_diff
+from llamacpp_instr.converters.analyses.diff.sides import KEYS
+from llamacpp_instr.converters.analyses.diff.trend import compute_trend
+from llamacpp_instr.converters.analyses.memory import compression_reports, joined_tensors, shortened
+from llamacpp_instr.converters.analyses.memory import report_of_context as held
+from llamacpp_instr.converters.analyses.ops import ops_of_log
+from llamacpp_instr.converters.analyses.page import compute_page
+from llamacpp_instr.converters.analyses.stats import By, compute_stats
+from llamacpp_instr.converters.analyses.stored_weights import recorded_file, stored_in_log
+from llamacpp_instr.converters.analyses.summary import compute_summary
+from llamacpp_instr.converters.analyses.tree import Measure, build_tree
+from llamacpp_instr.converters.exports.chrome import write_chrome
+from llamacpp_instr.converters.exports.first_look import first_look
+from llamacpp_instr.converters.exports.flashinfer.coverage import coverage_report, load_definitions
+from llamacpp_instr.converters.exports.flashinfer.dataset import write_dataset
+from llamacpp_instr.converters.exports.flashinfer.workloads import find_workloads
+from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines, select_lines
+from llamacpp_instr.converters.exports.onnx.export import export_graph
+from llamacpp_instr.converters.exports.onnx.weights import with_weights_as_inputs
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.converters.exports.table_files import write_csv, write_parquet
+from llamacpp_instr.converters.exports.tables import stream_tables
+from llamacpp_instr.converters.exports.torch.stream import TRACE, write_torch
+from llamacpp_instr.converters.fleet.collect import collect
+from llamacpp_instr.converters.fleet.dataset import TABLES
+from llamacpp_instr.converters.fleet.sources import find_sources
 from llamacpp_instr.log.check import check_log
+from llamacpp_instr.log.graph.copies import without_copies
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_parts, load_session
-from llamacpp_instr.terminal import printable
+from llamacpp_instr.report.page import render_page
+from llamacpp_instr.report.perfetto_ui import is_trace
+from llamacpp_instr.report.tree import leaves, outline
 from tests.fuzz.guard import check_figures, check_reports, check_terminal, may_refuse
 
 SOUND = Path(__file__).parent.parent / "corpus" / "log"

@@ -1,1 +1,0 @@
-"""Reports, and how they become text, Markdown, CSV, JSON and HTML."""

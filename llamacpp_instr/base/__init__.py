@@ -1,0 +1,1 @@
+"""What every room may use: errors, output, the terminal, child processes, extras."""

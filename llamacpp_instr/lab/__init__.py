@@ -1,0 +1,1 @@
+"""Work on model files: weights, quantization, quality, import from other formats."""

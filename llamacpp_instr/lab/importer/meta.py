@@ -1,0 +1,280 @@
+"""Meta's own layout of a Llama: its configuration and tensors as Hugging Face has them.
+
+A tensor that model-parallel shards split is joined along the axis that Meta's code splits
+(ColumnParallelLinear: rows of the matrix, RowParallelLinear: columns, ParallelEmbedding: the width
+or the words). Rows of Q and K are in another order: Meta's RoPE rotates neighbors, Hugging Face's
+the two halves of a head.
+
+Runs in the process of the converter. Nothing is unpickled but tensors, and tensors stay in the
+mapped file until one is written.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llamacpp_instr.base.errors import UsageError, reason
+from llamacpp_instr.lab.importer.source import read_json
+from llamacpp_instr.lab.importer.tiktoken import N_SPECIAL, read_ranks, write_tokenizer
+
+Tensors = dict[str, Callable[[], torch.Tensor]]
+"""name as in Hugging Face's layout -> the function that joins and reorders the tensor"""
+
+_TOP = {
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_IN_LAYER = {
+    "attention.wq.weight": "self_attn.q_proj.weight",
+    "attention.wk.weight": "self_attn.k_proj.weight",
+    "attention.wv.weight": "self_attn.v_proj.weight",
+    "attention.wo.weight": "self_attn.o_proj.weight",
+    "feed_forward.w1.weight": "mlp.gate_proj.weight",
+    "feed_forward.w2.weight": "mlp.down_proj.weight",
+    "feed_forward.w3.weight": "mlp.up_proj.weight",
+    "attention_norm.weight": "input_layernorm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+}
+_COMPUTED = "rope.freqs"
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_SPLIT_COLUMNS = ("attention.wo.weight", "feed_forward.w2.weight")
+_TOKENIZER = {
+    "tokenizer_class": "LlamaTokenizer",
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}
+
+
+class MetaModel:
+    """The shards of a folder in Meta's layout."""
+
+    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        """Opens the shards. Raises UsageError if one is damaged or would run code, if shards are
+        missing, or if this module does not know the model."""
+        self.folder = folder
+        self.params = read_json(folder / "params.json")
+        self.shards = [load_tensors(file) for file in files]
+        self.n_heads = self._number("n_heads")
+        self.n_kv_heads = self._number("n_kv_heads", self.n_heads)
+        self.dim = self._number("dim")
+        self.ranks = read_ranks(folder / "tokenizer.model")
+        """of Llama 3; None before"""
+        self.scales_rope = bool(self.params.get("use_scaled_rope"))
+        self._check()
+
+    def write_config(self, folder: Path) -> None:
+        """Write the files that the converter reads beside tensors: configuration, tokenizer."""
+        (folder / "config.json").write_text(json.dumps(self.config(), indent=2))
+        linked = ["README.md"]
+        if self.ranks:
+            write_tokenizer(self.ranks, self.scales_rope, folder)
+        else:
+            (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER, indent=2))
+            linked.append("tokenizer.model")
+        for name in linked:
+            if (self.folder / name).is_file():
+                (folder / name).symlink_to((self.folder / name).resolve())
+
+    def config(self) -> dict[str, Any]:
+        """What config.json of the Hugging Face folder says."""
+        tensors = self.shards[0]
+        eps = float(self.params.get("norm_eps", 1e-5))
+        theta = float(self.params.get("rope_theta", 10000.0))
+        begin, end = (len(self.ranks), len(self.ranks) + 1) if self.ranks else (1, 2)
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.dim,
+            "intermediate_size": tensors["layers.0.feed_forward.w1.weight"].shape[0]
+            * len(self.shards),
+            "num_hidden_layers": self._number("n_layers"),
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads,
+            "head_dim": self.dim // self.n_heads,
+            "vocab_size": self._joined("tok_embeddings.weight").shape[0],
+            "max_position_embeddings": self._context(eps, theta),
+            "rms_norm_eps": eps,
+            "rope_theta": theta,
+            "hidden_act": "silu",
+            "bos_token_id": begin,
+            "eos_token_id": end,
+            "tie_word_embeddings": self._is_tied(),
+            **({"rope_scaling": self._scaling()} if self.scales_rope else {}),
+        }
+
+    def _scaling(self) -> dict[str, Any]:
+        """What Llama 3.1 and later do to low frequencies. params.json has no factor: it is 32 for
+        3.2, whose models of text have one matrix for embedding and output, and 8 for the others,
+        as in transformers' models/llama/convert_llama_weights_to_hf.py."""
+        return {
+            "rope_type": "llama3",
+            "factor": 32.0 if self._is_tied() else 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+
+    def tensors(self) -> Tensors:
+        """All tensors in the order of Hugging Face's names. Raises UsageError for a name that no
+        Llama has."""
+        found: Tensors = {}
+        for name in self.shards[0]:
+            if name == _COMPUTED or (name == "output.weight" and self._is_tied()):
+                continue
+            found[_renamed(name, self.folder)] = self._generator(name)
+        return dict(sorted(found.items()))
+
+    def _generator(self, name: str) -> Callable[[], torch.Tensor]:
+        heads = {"attention.wq.weight": self.n_heads, "attention.wk.weight": self.n_kv_heads}
+        for end, n_heads in heads.items():
+            if name.endswith(end):
+                return lambda: _as_halves(self._joined(name), n_heads)
+        return lambda: self._joined(name)
+
+    def _joined(self, name: str) -> torch.Tensor:
+        """A tensor, joined from its parts; lazily if the converter's class is given."""
+        parts = [_lazy(shard[name]) for shard in self.shards]
+        if len(parts) == 1 or parts[0].dim() == 1:
+            return parts[0]
+        return torch.cat(parts, dim=self._axis(name, parts))
+
+    def _axis(self, name: str, parts: Sequence[torch.Tensor]) -> int:
+        if name == "tok_embeddings.weight":
+            # Llama 1 and 2 split the width, Llama 3 the words
+            return 1 if parts[0].shape[1] != self.dim else 0
+        return 1 if name.endswith(_SPLIT_COLUMNS) else 0
+
+    def _is_tied(self) -> bool:
+        """Whether the output is the embedding."""
+        if "output.weight" not in self.shards[0]:
+            return True
+        return all(
+            shard["output.weight"].shape == shard["tok_embeddings.weight"].shape
+            and torch.equal(shard["output.weight"], shard["tok_embeddings.weight"])
+            for shard in self.shards
+        )
+
+    def _context(self, eps: float, theta: float) -> int:
+        """Tokens of context, which params.json may lack: 131072 since Llama 3.1, 8192 of Llama 3;
+        16384 of Code Llama, 4096 of Llama 2, 2048 of Llama 1, as in llama.cpp's
+        examples/convert_legacy_llama.py."""
+        if self.ranks:
+            return self._number("max_seq_len", 131072 if self.scales_rope else 8192)
+        if theta == 1e6:
+            return self._number("max_seq_len", 16384)
+        return self._number("max_seq_len", 4096 if eps == 1e-5 else 2048)
+
+    def _number(self, key: str, default: int | None = None) -> int:
+        found = self.params.get(key, default)
+        if not isinstance(found, int) or found < 1:
+            said = "lacks" if found is None else "has a wrong"
+            raise UsageError(f"{self.folder / 'params.json'} {said} {key}")
+        return found
+
+    def _check(self) -> None:
+        where = self.folder
+        if self.params.get("moe") or self.params.get("vision_chunk_size"):
+            raise UsageError(
+                f"{where} is not a plain Llama; import the Hugging Face folder instead"
+            )
+        if self.dim % self.n_heads or self.n_heads % self.n_kv_heads:
+            raise UsageError(f"{where / 'params.json'}: dim, n_heads and n_kv_heads do not fit")
+        wanted = {f"layers.{n}.{end}" for n in range(self._number("n_layers")) for end in _IN_LAYER}
+        for shard in self.shards:
+            lacking = sorted((wanted | {"tok_embeddings.weight", "norm.weight"}) - shard.keys())
+            if lacking:
+                raise UsageError(f"{where} has no tensor {lacking[0]}, which its params.json needs")
+        if any(shard.keys() != self.shards[0].keys() for shard in self.shards):
+            raise UsageError(f"{where}: the shards have different tensors")
+        head = self.dim // self.n_heads
+        found = self.shards[0]["layers.0.attention.wq.weight"].shape[0] * len(self.shards)
+        if found != head * self.n_heads:
+            raise UsageError(
+                f"{where}: {len(self.shards)} shards have {found} rows of Q where {self.dim} "
+                "belong; are shards missing?"
+            )
+        words = self._joined("tok_embeddings.weight").shape[0]
+        if self.ranks and words != len(self.ranks) + N_SPECIAL:
+            raise UsageError(
+                f"{where / 'tokenizer.model'} has {len(self.ranks)} tokens and {N_SPECIAL} special "
+                f"ones, but the embedding has {words} rows"
+            )
+        if not self.ranks and not _is_sentencepiece(where / "tokenizer.model"):
+            raise UsageError(
+                f"{where / 'tokenizer.model'} is neither a SentencePiece model, as Llama 1 and 2 "
+                "have, nor a list of ranks, as Llama 3 has"
+            )
+
+
+def load_tensors(file: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a `.pth` file, mapped. Raises UsageError if it is damaged, or if it has
+    anything but tensors, because unpickling that could run code."""
+    try:
+        found = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise UsageError(not_only_tensors(file, error)) from None
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {reason(error)}") from None
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise UsageError(f"{file} is damaged: {str(error).splitlines()[0]}") from None
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
+    ):
+        raise UsageError(f"{file} does not contain tensors")
+    return found
+
+
+def not_only_tensors(file: Path, error: BaseException) -> str:
+    """The line about a pickle with more than tensors, which was not unpickled."""
+    named = re.search(r"GLOBAL ([\w.]+)", str(error))
+    what = f"names {named[1]}" if named else "is damaged, or has more than tensors"
+    return f"{file} {what}: it was not unpickled, because that could run code"
+
+
+def _renamed(name: str, folder: Path) -> str:
+    layer = _LAYER.fullmatch(name)
+    if layer and layer[2] in _IN_LAYER:
+        return f"model.layers.{layer[1]}.{_IN_LAYER[layer[2]]}"
+    if name in _TOP:
+        return _TOP[name]
+    raise UsageError(f"{folder} has a tensor {name}, which a plain Llama has not")
+
+
+def _as_halves(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Rows in Hugging Face's order: of each head the even ones, then the odd ones."""
+    rows, columns = weight.shape
+    pairs = weight.reshape(n_heads, rows // n_heads // 2, 2, columns)
+    return pairs.transpose(1, 2).reshape(rows, columns)
+
+
+def _lazy(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as the converter's own lazy type, which computes when it is written."""
+    from conversion import LazyTorchTensor
+
+    lazy: torch.Tensor = LazyTorchTensor.from_eager(tensor)
+    return lazy
+
+
+def _is_sentencepiece(path: Path) -> bool:
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        return bool(SentencePieceProcessor().Load(str(path)))
+    except (RuntimeError, OSError):
+        return False
+
+
+def pickled_files(files: Sequence[Path]) -> Iterator[Path]:
+    """Those that PyTorch would unpickle."""
+    return (file for file in files if file.suffix in (".bin", ".pth", ".pt"))

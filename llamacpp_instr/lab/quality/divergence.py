@@ -1,0 +1,260 @@
+"""The perplexity of models, and the divergence of their probabilities from those of a reference.
+
+Invariant: only a few bytes per scored token and model are kept, never logits. All figures follow
+llama-perplexity's formulas, but its logits are rounded to 16 bits and these are not. For each
+token: the negative log likelihood, the KL divergence in nats, and Δp, the change of its
+probability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.base.errors import InstrError
+
+Floats: TypeAlias = NDArray[np.float32]
+Doubles: TypeAlias = NDArray[np.float64]
+Integers: TypeAlias = NDArray[np.intp]
+
+SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
+"""quantiles of the tokens in `Divergence`: 0 is the smallest value, 1 the largest"""
+
+FEW_TOKENS = 100
+"""number of scored tokens below which percentiles mean nothing (llama-perplexity prints none)"""
+
+# values of a block of rows: all its arrays together fit into the processor's cache
+_BLOCK = 2**17
+_FEW_FOR_ERRORS = 10
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over the tokens, or a figure computed from means, with its standard error."""
+
+    value: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The divergence of a candidate from its reference."""
+
+    perplexity: Estimate
+    log_ratio: Estimate
+    """ln(perplexity of the candidate / perplexity of the reference)"""
+    ratio: Estimate
+    difference: Estimate
+    """of the perplexities"""
+    correlation: float
+    """of the ln of the perplexities; NaN if one of them does not vary"""
+    kl: Estimate
+    """in nats"""
+    kl_percentiles: tuple[float, ...]
+    """at `SHARES`"""
+    delta_p: Estimate
+    """change of the probability of the text's next token, from -1 to 1"""
+    delta_p_percentiles: tuple[float, ...]
+    """at `SHARES`"""
+    delta_p_rms: Estimate
+    same_top: Estimate
+    """share of the tokens for which both models have the same most probable next token"""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The figures of a reference and its candidates over one text."""
+
+    perplexity: Estimate
+    """the reference's"""
+    divergences: list[Divergence]
+    """of the candidates, in order"""
+    n_scored: int
+    """tokens that are scored: the second half of each chunk except its last token"""
+    n_chunks: int
+    ctx: int
+    """tokens of a chunk"""
+    seed: int | None
+    """of the text that the reference wrote; None if a text was given"""
+
+
+@dataclass
+class Scores:
+    """The scores of every token for a reference and its candidates."""
+
+    names: Sequence[str]
+    """of the models, the reference first; for error messages"""
+    _nll: list[list[Floats]] = field(default_factory=list)
+    _kl: list[list[Floats]] = field(default_factory=list)
+    _same_top: list[list[NDArray[np.bool_]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._nll = [[] for _ in self.names]
+        self._kl = [[] for _ in self.names[1:]]
+        self._same_top = [[] for _ in self.names[1:]]
+
+    def add(self, logits: Sequence[Floats], next_tokens: Integers) -> None:
+        """Add some positions of a text: for each model, in the order of `names`, an array
+        (positions, vocabulary) of its logits; and (positions,) the tokens that follow in the text.
+
+        A logit of -inf is allowed: the token is impossible. Raises InstrError for NaN, +inf, or a
+        row without any possible token.
+        """
+        n_vocab = logits[0].shape[1]
+        step = max(1, _BLOCK // n_vocab)
+        for start in range(0, len(next_tokens), step):
+            rows = slice(start, start + step)
+            blocks = (_Block(*it) for it in zip(self.names, (x[rows] for x in logits), strict=True))
+            reference = next(blocks)
+            self._nll[0].append(reference.nll(next_tokens[rows]))
+            for i, candidate in enumerate(blocks):
+                self._nll[i + 1].append(candidate.nll(next_tokens[rows]))
+                self._kl[i].append(reference.kl_divergence(candidate))
+                self._same_top[i].append(reference.top == candidate.top)
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens scored so far."""
+        return sum(map(len, self._nll[0]))
+
+    def perplexity(self) -> Estimate:
+        """The perplexity of the reference."""
+        return compute_perplexity(np.concatenate(self._nll[0]))
+
+    def divergences(self) -> list[Divergence]:
+        """The divergence of each candidate, in order."""
+        reference = np.concatenate(self._nll[0])
+        kept = zip(self._nll[1:], self._kl, self._same_top, strict=True)
+        joined = np.concatenate
+        return [
+            compute_divergence(reference, joined(nll), joined(kl), joined(same))
+            for nll, kl, same in kept
+        ]
+
+
+def compute_perplexity(nll: Floats) -> Estimate:
+    """The perplexity of tokens with these negative log likelihoods: exp of their mean."""
+    return _exp(_mean(nll))
+
+
+def compute_divergence(
+    reference_nll: Floats, nll: Floats, kl: Floats, same_top: NDArray[np.bool_]
+) -> Divergence:
+    """The figures of a candidate from one value per scored token in each array.
+
+    Formulas of errors: https://github.com/ggml-org/llama.cpp/blob/master/tools/perplexity/README.md
+    """
+    ours, base = _mean(nll), _mean(reference_nll)
+    covariance = _covariance(nll, reference_nll)
+    log_ratio = Estimate(ours.value - base.value, _error_of_difference(ours, base, covariance))
+    perplexity, reference = _exp(ours), _exp(base)
+    scale = perplexity.value * reference.value
+    spread = ours.error * base.error
+    delta_p = np.exp(-nll) - np.exp(-reference_nll)
+    mean_square = _mean(np.square(delta_p, dtype=np.float64))
+    rms = math.sqrt(mean_square.value)
+    share = float(same_top.mean())
+    return Divergence(
+        perplexity=perplexity,
+        log_ratio=log_ratio,
+        ratio=_exp(log_ratio),
+        difference=Estimate(
+            perplexity.value - reference.value,
+            _error_of_difference(perplexity, reference, scale * covariance),
+        ),
+        correlation=covariance / spread if spread else math.nan,
+        kl=_mean(kl),
+        kl_percentiles=_percentiles(kl),
+        delta_p=_mean(delta_p),
+        delta_p_percentiles=_percentiles(delta_p),
+        delta_p_rms=Estimate(rms, 0.5 / rms * mean_square.error if rms else 0.0),
+        same_top=Estimate(share, math.sqrt(share * (1 - share) / max(len(same_top) - 1, 1))),
+    )
+
+
+def kl_divergences(names: Sequence[str], reference: Floats, candidate: Floats) -> Floats:
+    """(positions,) the KL divergence in nats of each position, from two arrays (positions,
+    vocabulary) of logits. `names` are those of both models, for the `InstrError` that is raised for
+    logits that are NaN or infinite."""
+    step = max(1, _BLOCK // reference.shape[1])
+    parts = []
+    for start in range(0, len(reference), step):
+        rows = slice(start, start + step)
+        ours, theirs = _Block(names[0], reference[rows]), _Block(names[1], candidate[rows])
+        parts.append(ours.kl_divergence(theirs))
+    return np.concatenate(parts)
+
+
+class _Block:
+    """Rows of one model's logits, as the intermediate arrays of their softmax."""
+
+    def __init__(self, name: str, logits: Floats) -> None:
+        self.top: Integers = logits.argmax(axis=1)
+        largest = np.take_along_axis(logits, self.top[:, None], axis=1)
+        # max() returns NaN if there is one
+        if not np.isfinite(largest).all():
+            raise InstrError(
+                f"{name}: the model computes logits that are NaN or infinite, so its text cannot "
+                "be scored (`instr run --stats` finds the tensor where that begins)"
+            )
+        with np.errstate(over="ignore"):
+            self.shifted = logits - largest
+        self.weights = np.exp(self.shifted)
+        self.total = self.weights.sum(axis=1)
+        self.log_total: Doubles = np.log(self.total, dtype=np.float64)
+
+    def nll(self, tokens: Integers) -> Floats:
+        """The negative log likelihood of `tokens`, one for each row."""
+        own = np.take_along_axis(self.shifted, tokens[:, None], axis=1)[:, 0]
+        return (self.log_total - own).astype(np.float32)
+
+    def kl_divergence(self, other: _Block) -> Floats:
+        """For each row: sum of p ln(p / q), where p is of this model and q of the other."""
+        with np.errstate(invalid="ignore"):
+            distance = self.shifted - other.shifted
+        kl = self._expected(distance)
+        if not np.isfinite(kl).all():
+            # tokens with p = 0 add nothing, whatever q is
+            kl = self._expected(np.where(self.weights > 0, distance, np.float32(0)))
+        return (kl - self.log_total + other.log_total).astype(np.float32)
+
+    def _expected(self, values: Floats) -> Floats:
+        # ij,ij->i without an array of the products
+        return np.asarray(np.einsum("ij,ij->i", self.weights, values) / self.total)
+
+
+def _mean(values: Floats | Doubles) -> Estimate:
+    n = len(values)
+    mean = float(values.mean(dtype=np.float64))
+    variance = float(np.square(values, dtype=np.float64).mean()) - mean * mean
+    error = math.sqrt(variance / (n - 1)) if variance > 0 and n > _FEW_FOR_ERRORS else 0.0
+    return Estimate(mean, error)
+
+
+def _covariance(a: Floats, b: Floats) -> float:
+    """Covariance of the means of two values of the same tokens."""
+    if len(a) < _FEW_FOR_ERRORS:
+        return 0.0
+    mean = float(np.multiply(a, b, dtype=np.float64).mean())
+    product = float(a.mean(dtype=np.float64)) * float(b.mean(dtype=np.float64))
+    return (mean - product) / (len(a) - 1)
+
+
+def _exp(log: Estimate) -> Estimate:
+    value = math.exp(log.value) if log.value < 700 else math.inf
+    return Estimate(value, value * log.error)
+
+
+def _error_of_difference(a: Estimate, b: Estimate, covariance: float) -> float:
+    # rounding may make the difference of two equal values negative
+    return math.sqrt(max(a.error * a.error + b.error * b.error - 2 * covariance, 0.0))
+
+
+def _percentiles(values: Floats) -> tuple[float, ...]:
+    with np.errstate(invalid="ignore"):  # both values may be infinite
+        return tuple(float(value) for value in np.quantile(values, SHARES))

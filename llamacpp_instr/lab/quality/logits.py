@@ -1,0 +1,247 @@
+"""Runs a reference and its candidates over one text and compares their logits.
+
+Invariant: only the logits of one slice of a chunk are in memory, once for each model, in
+llama.cpp's own buffer; none are stored. Input that would abort ggml is refused before the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.lab.quality.chunks import WritingContext, cut_chunks, write_chunks
+from llamacpp_instr.lab.quality.divergence import Outputs, Scores
+from llamacpp_instr.llama.crashes import last_words
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
+from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import LlamaLog, captured
+from llamacpp_instr.llama.prompts import tokenize
+from llamacpp_instr.llama.sampling import Sampling
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.model.header import read_array
+from llamacpp_instr.recording.memory.plan import check_memory
+
+DEFAULT_CTX = 512
+"""tokens of a chunk, as in llama-perplexity"""
+
+WRITTEN_CHUNKS = 16
+"""default number of chunks that the reference writes"""
+
+DEFAULT_SEED = 1
+
+_LOGITS_BYTES = 64 * 2**20
+_MIN_CTX = 8
+# ggml uses other kernels below 64 rows, which changes the fourth digit of a perplexity
+_ROWS, _MAX_BATCH = 64, 512
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """Options of the comparison; None selects the default."""
+
+    ctx: int | None = None
+    """tokens of a chunk"""
+    chunks: int | None = None
+    batch: int | None = None
+    """tokens computed at once; their logits are in memory"""
+    threads: int | None = None
+    seed: int = DEFAULT_SEED
+    """of the text that the reference writes"""
+
+    def check(self) -> None:
+        """Raise `UsageError` for a value that is wrong for every model."""
+        if self.ctx is not None and self.ctx < _MIN_CTX:
+            raise UsageError(f"--ctx is {self.ctx}; it must be at least {_MIN_CTX}")
+        ContextOptions(ctx=self.ctx, batch=self.batch, threads=self.threads).check()
+        Sampling(temp=1.0, seed=self.seed).check()
+
+
+def check_comparison(files: Sequence[ModelFile], options: OutputOptions) -> None:
+    """Raise `UsageError` for errors that can be found without loading a model."""
+    options.check()
+    for file in files:
+        if not file.weights:
+            raise UsageError(
+                f"{file.path} contains only a vocabulary, no weights; it computes nothing"
+            )
+        _check_same_vocabulary(files[0], file)
+
+
+def compare_outputs(
+    files: Sequence[ModelFile],
+    text: str | None,
+    options: OutputOptions,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Outputs:
+    """The perplexity of a reference (the first of `files`) and of candidates (the others), and the
+    divergence of each candidate on `text`, or on text that the reference writes if it is None.
+
+    The text is cut into chunks of `options.ctx` tokens. Each is computed separately, beginning with
+    the beginning-of-sequence token if the model expects it. As in llama-perplexity, the predictions
+    of the second half of each chunk are scored. `on_progress` gets (tokens computed, tokens to
+    compute). Raises `UsageError` for models or options that cannot be compared, `NativeError`
+    without the patched library, `InstrError` if a model fails.
+    """
+    check_comparison(files, options)
+    for file in files:
+        check_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
+    tokens = None
+    if text is not None:
+        [tokens] = tokenize(files[0].path, [text], parse_special=False)
+    interrupt = Interrupt()
+    with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
+        stack.enter_context(last_words(lambda: (", ".join(str(f.path) for f in files), 1)))
+        models = [open_model(stack, file, log) for file in files]
+        reference = models[0]
+        ctx = options.ctx or _default_ctx(reference)
+        batch = options.batch or _choose_batch(reference.n_vocab)
+        choice = ContextOptions(ctx=ctx, batch=batch, ubatch=batch, threads=options.threads)
+        # report errors of the text before memory is allocated
+        cut = None if tokens is None else cut_chunks(reference, tokens, ctx, options.chunks)
+        contexts = [stack.enter_context(ModelContext(model, choice)) for model in models]
+        check_contexts(contexts)
+        n_chunks = (options.chunks or WRITTEN_CHUNKS) if cut is None else len(cut)
+        n_written = n_chunks * (ctx - 1) if cut is None else 0
+        advance = _counter(on_progress, n_chunks * ctx * len(models) + n_written)
+        scores = Scores([str(model.path) for model in models])
+        if cut is None:
+            at_once = ContextOptions(ctx=ctx, threads=options.threads)
+            writer = stack.enter_context(WritingContext(reference, at_once))
+            chunks = write_chunks(writer, n_chunks, options.seed, advance)
+        else:
+            chunks = iter(cut)
+        log.release()  # the input is valid
+        for chunk in chunks:
+            _score(chunk, contexts, batch, scores, advance)
+    return Outputs(
+        perplexity=scores.perplexity(),
+        divergences=scores.divergences(),
+        n_scored=scores.n_tokens,
+        n_chunks=n_chunks,
+        ctx=ctx,
+        seed=options.seed if cut is None else None,
+    )
+
+
+def _counter(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
+    """A function to call with the number of tokens newly computed."""
+    done = 0
+
+    def advance(n: int) -> None:
+        nonlocal done
+        done += n
+        if on_progress:
+            on_progress(done, total)
+
+    return advance
+
+
+def _score(
+    chunk: Sequence[int],
+    contexts: Sequence[ModelContext],
+    batch: int,
+    scores: Scores,
+    advance: Callable[[int], None],
+) -> None:
+    """Compute a chunk in all contexts, and score the token after each position of its second half.
+    The first half only provides the context."""
+    middle = len(chunk) // 2
+    for context in contexts:
+        context.clear()
+    for start, end in _slices(len(chunk), batch):
+        for context in contexts:
+            context.decode(chunk[start:end], all_logits=start >= middle)
+            advance(end - start)
+        if start >= middle:
+            next_tokens = np.array(chunk[start + 1 : end + 1], np.intp)
+            logits = [logits_of(context, len(next_tokens)) for context in contexts]
+            scores.add(logits, next_tokens)
+
+
+def _slices(ctx: int, batch: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of consecutive slices of a chunk; none crosses its middle.
+
+    The last position is computed although it is not scored: without it the number of rows would be
+    odd, ggml's kernels would divide the rows differently, and the perplexity of a quantized model
+    would differ from llama-perplexity's in the fourth digit.
+    """
+    for begin, end in ((0, ctx // 2), (ctx // 2, ctx)):
+        for start in range(begin, end, batch):
+            yield start, min(start + batch, end)
+
+
+def logits_of(context: ModelContext, n: int) -> NDArray[np.float32]:
+    """(n, vocabulary): logits of the first `n` tokens computed last, valid until the next call."""
+    pointer = context.api.llama_get_logits(context.handle)
+    if not pointer:
+        raise InstrError(f"{context.model.path}: the model returns no logits")
+    return np.ctypeslib.as_array(
+        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (n, context.model.n_vocab)
+    )
+
+
+def open_model(stack: ExitStack, file: ModelFile, log: LlamaLog) -> LoadedModel:
+    """A model that predicts the next token; `stack` closes it. Raises `UsageError` for others."""
+    model = stack.enter_context(LoadedModel(file.path, log))
+    if model.is_diffusion:
+        raise UsageError(f"{file.path} is a diffusion model: it does not predict the next token")
+    if model.has_encoder or not model.has_decoder:
+        raise UsageError(
+            f"{file.path} has an encoder; only models that predict the next token from the "
+            "previous ones can be compared by their outputs"
+            " (`instr quality --only weights` compares weights)"
+        )
+    return model
+
+
+def _check_same_vocabulary(reference: ModelFile, candidate: ModelFile) -> None:
+    """Raise `UsageError` unless every token has the same text in both models; otherwise their
+    probabilities cannot be compared."""
+    ours, theirs = (file.arrays.get(_TOKENS) for file in (reference, candidate))
+    if ours is None or theirs is None:
+        return  # checked once the models are loaded
+    what = f"{candidate.path} and {reference.path} have different vocabularies"
+    if ours.count != theirs.count:
+        raise UsageError(f"{what}: {theirs.count:,} and {ours.count:,} tokens")
+    pairs = zip(
+        read_array(reference.path, ours, ours.count),
+        read_array(candidate.path, theirs, theirs.count),
+        strict=True,
+    )
+    for i, (one, other) in enumerate(pairs):
+        if one != other:
+            raise UsageError(f"{what}: token {i} is {other!r} and {one!r}")
+
+
+def check_contexts(contexts: Sequence[ModelContext]) -> None:
+    """Raise `UsageError` unless all keep a cache and have as many tokens in their vocabulary."""
+    reference = contexts[0].model
+    for context in contexts:
+        model = context.model
+        if not context.memory:
+            raise UsageError(
+                f"{model.path} is an encoder; it does not predict the next token"
+                " (`instr quality --only weights` compares weights)"
+            )
+        if model.n_vocab != reference.n_vocab:
+            raise UsageError(
+                f"{model.path} and {reference.path} have different vocabularies: "
+                f"{model.n_vocab:,} and {reference.n_vocab:,} tokens"
+            )
+
+
+def _default_ctx(model: LoadedModel) -> int:
+    trained = model.n_positions or model.n_ctx_train or DEFAULT_CTX
+    return max(min(DEFAULT_CTX, trained), _MIN_CTX)
+
+
+def _choose_batch(n_vocab: int) -> int:
+    """Tokens to compute at once, so that a model's logits take at most `_LOGITS_BYTES`."""
+    return min(max(_LOGITS_BYTES // (4 * n_vocab) // _ROWS, 1) * _ROWS, _MAX_BATCH)

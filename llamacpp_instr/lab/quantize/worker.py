@@ -1,0 +1,124 @@
+"""The child process in which llama.cpp quantizes; `quantize.runner` starts it.
+
+A quantization cannot be stopped from Python, and ggml ends the process on misuse, so it runs in a
+child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from llamacpp_instr.base.child import Answer, Request, remove_output, serve
+from llamacpp_instr.base.errors import NativeError
+from llamacpp_instr.lab.quantize.log import PROGRESS
+from llamacpp_instr.llama import native
+from llamacpp_instr.model.imatrix import load_imatrix
+
+_CONT = 5  # GGML_LOG_LEVEL_CONT
+# LLAMA_KV_OVERRIDE_TYPE_*
+_INT, _STR = 0, 3
+_VALUE_BYTES = 127  # maximum of a string in `llama_model_kv_override`
+
+
+def main() -> None:
+    serve(lambda request, answer: _quantizer(answer).run(request), remove_output)
+
+
+class _Quantizer:
+    """llama.cpp's quantizer, with its log as answers."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.lib = native.import_llama_cpp().llama_cpp
+        _check_layout(self.lib)
+        self.answer = answer
+        self.line = ""
+        self.level = 0
+
+        @self.lib.llama_log_callback  # type: ignore[untyped-decorator]
+        def log(level: int, text: bytes, _user_data: int) -> None:
+            self.receive(level, text.decode(errors="replace"))
+
+        self.log = log  # the library does not keep a reference
+        self.lib.llama_log_set(log, None)
+
+    def receive(self, level: int, text: str) -> None:
+        if level != _CONT:
+            self.level = level
+        if not self.line and (match := PROGRESS.match(text)):
+            self.answer("progress", int(match[1]), int(match[2]))
+        *lines, self.line = (self.line + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self.answer("log", self.level, line)
+
+    def run(self, request: Request) -> int:
+        """The return value of `llama_model_quantize`: 0 on success."""
+        lib = self.lib
+        params = lib.llama_model_quantize_default_params()
+        params.nthread = request["threads"]
+        params.ftype = request["file_type"]
+        params.pure = request["pure"]
+        params.allow_requantize = request["allow_requantize"]
+        params.dry_run = request["dry_run"]
+        if request["output_type"] is not None:
+            params.output_tensor_type = request["output_type"]
+        if request["embedding_type"] is not None:
+            params.token_embedding_type = request["embedding_type"]
+        overrides = [
+            lib.llama_model_tensor_override(os.fsencode(pattern), number)
+            for pattern, number in request["tensor_types"]
+        ]
+        if overrides:
+            overrides.append(lib.llama_model_tensor_override(None, 0))
+            params.tt_overrides = (lib.llama_model_tensor_override * len(overrides))(*overrides)
+        if request["imatrix"] is not None:
+            self.add_imatrix(params, request["imatrix"])
+        source, output = os.fsencode(request["source"]), os.fsencode(request["output"])
+        return int(lib.llama_model_quantize(source, output, ctypes.byref(params)))
+
+    def add_imatrix(self, params: Any, path: str) -> None:
+        lib = self.lib
+        matrix = _load_imatrix(Path(path))
+        floats = ctypes.POINTER(ctypes.c_float)
+        entries = [
+            lib.llama_model_imatrix_data(name.encode(), values.ctypes.data_as(floats), values.size)
+            for name, values in matrix.entries.items()
+        ]
+        entries.append(lib.llama_model_imatrix_data(None, None, 0))
+        params.imatrix = (lib.llama_model_imatrix_data * len(entries))(*entries)
+        overrides = []
+        for key, value in matrix.metadata().items():
+            override = lib.llama_model_kv_override(_INT, key.encode())
+            if isinstance(value, str):
+                override.tag = _STR
+                override.value.val_str = os.fsencode(value)[:_VALUE_BYTES]
+            else:
+                override.value.val_i64 = value
+            overrides.append(override)
+        overrides.append(lib.llama_model_kv_override())
+        # the library only reads through this pointer, although its type is not const
+        array = (lib.llama_model_kv_override * len(overrides))(*overrides)
+        params.kv_overrides = ctypes.cast(array, type(params.kv_overrides))
+        params._kept = (matrix, array)
+
+
+# the same for all requests, because they are for one model
+_load_imatrix = functools.cache(load_imatrix)
+_quantizer = functools.cache(_Quantizer)
+
+
+def _check_layout(lib: Any) -> None:
+    """The parameters are a struct: with another layout the library would read wrong fields."""
+    params = lib.llama_model_quantize_default_params()
+    # the defaults of llama_model_quantize_default_params, first to last field
+    expected = (0, 7, True, 8 << 30)
+    found = (params.nthread, params.ftype, params.quantize_output_tensor, params.max_buf_size)
+    if found != expected or params.output_tensor_type != params.token_embedding_type:
+        raise NativeError(
+            "the quantizer of the installed llama-cpp-python differs from the pinned one; "
+            "run `instr build`"
+        )

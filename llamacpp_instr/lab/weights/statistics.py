@@ -1,0 +1,321 @@
+"""Statistics of the blocks of a tensor: codes, scales, and the errors against a reference.
+
+Invariant: memory does not grow with the tensor. Only counts, the worst blocks and a grid of at most
+`GRID` by `GRID` cells are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.lab.weights.blocks import load_values, place, read_blocks
+from llamacpp_instr.lab.weights.layout import LAYOUTS, Blocks, CodeRange, Codes, Floats
+from llamacpp_instr.model.file import Weight
+
+GRID = 512
+"""maximum of rows and columns of a grid"""
+WORST = 10
+"""number of worst blocks that are listed"""
+
+Counts: TypeAlias = "NDArray[np.int64]"
+Doubles: TypeAlias = "NDArray[np.float64]"
+
+
+@dataclass(frozen=True, eq=False)
+class CodeCounts:
+    """How often each code occurs."""
+
+    codes: CodeRange
+    counts: Counts
+    """from `codes.low` to `codes.high`"""
+
+    @property
+    def n(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def n_lowest(self) -> int:
+        """Codes of the lowest level or below."""
+        return self._n([level <= self.codes.ends[0] for level in self.codes.levels])
+
+    @property
+    def n_highest(self) -> int:
+        """Codes of the highest level or above."""
+        return self._n([level >= self.codes.ends[1] for level in self.codes.levels])
+
+    @property
+    def n_zero(self) -> int:
+        """Codes of zero."""
+        return self._n([level == 0 for level in self.codes.levels])
+
+    def _n(self, chosen: Sequence[bool]) -> int:
+        return int(self.counts[np.array(chosen)].sum())
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The distribution of the scales of blocks; those that are not finite are counted apart."""
+
+    n: int
+    least: float
+    """`least`, `median` and `largest` are of the finite ones; NaN if there are none"""
+    median: float
+    """the lower one of the two in the middle"""
+    largest: float
+    n_zero: int
+    n_denormal: int
+    """denormal in the number format of the scale"""
+    n_non_finite: int
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Rows by sub-blocks of a tensor; a cell covers several of them in a large tensor."""
+
+    cells: Doubles
+    """(rows, columns)"""
+    rows_per_cell: int
+    sub_blocks_per_cell: int
+    n_rows: int
+    sub_blocks_per_row: int
+
+
+@dataclass(frozen=True)
+class BlockError:
+    """The error of a block."""
+
+    block: int
+    row: int
+    column: int
+    """of its first element"""
+    rmse: float
+    max_error: float
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The error of a tensor, and its worst blocks."""
+
+    rmse: float
+    """NaN if nothing was compared"""
+    non_finite: int
+    """elements that are NaN or infinite on either side; excluded"""
+    worst: list[BlockError]
+    """the worst first"""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockStats:
+    """Statistics of the blocks of a tensor."""
+
+    weight: Weight
+    quants: CodeCounts
+    d: Distribution | None
+    dmin: Distribution | None
+    scales: CodeCounts | None
+    mins: CodeCounts | None
+    scale_grid: Grid
+    """the mean of |d x scale| in each cell"""
+    error_grid: Grid | None
+    """the largest RMSE of a sub-block in each cell"""
+    errors: Errors | None
+
+    @property
+    def n_blocks(self) -> int:
+        return self.weight.n_elements // self.weight.type.block
+
+
+def compute_block_stats(
+    weight: Weight, reference: Weight | None = None, on_progress: OnProgress | None = None
+) -> BlockStats:
+    """Statistics of all blocks of a tensor that passed `blocks.check_openable`.
+
+    With a `reference` from `blocks.find_reference`, also its errors. Progress is in bytes. Raises
+    `UsageError` if a file is truncated meanwhile.
+    """
+    type_, layout = weight.type, LAYOUTS[weight.type.name]
+    quants = _Counter(layout.quants)
+    scales = _Counter(layout.scales) if layout.scales is not None else None
+    mins = _Counter(layout.mins) if layout.mins is not None else None
+    d, dmin = _Patterns(), _Patterns()
+    steps = _Cells(weight, layout.sub_block or type_.block)
+    errors = _Errors(weight, layout.sub_block or type_.block) if reference is not None else None
+    # counts NaN scales, without a warning
+    with np.errstate(invalid="ignore", over="ignore"):
+        for begin, blocks in read_blocks(weight):
+            parts, n = blocks.parts, len(blocks.parts.quants)
+            for counter, codes in (
+                (quants, parts.quants),
+                (scales, parts.scales),
+                (mins, parts.mins),
+            ):
+                if counter is not None and codes is not None:
+                    counter.add(codes)
+            for patterns, numbers in ((d, parts.d), (dmin, parts.dmin)):
+                if numbers is not None:
+                    patterns.add(numbers)
+            steps.add_for_mean(begin, np.abs(blocks.steps()).astype(np.float64))
+            if reference is not None and errors is not None:
+                errors.add(
+                    begin, blocks, load_values(reference, begin * type_.block, n * type_.block)
+                )
+            if on_progress is not None:
+                on_progress((begin + n) * type_.block_bytes, weight.n_bytes)
+    return BlockStats(
+        weight=weight,
+        quants=quants.counted(),
+        d=d.distribution(layout.least_normal),
+        dmin=dmin.distribution(layout.least_normal),
+        scales=scales.counted() if scales is not None else None,
+        mins=mins.counted() if mins is not None else None,
+        scale_grid=steps.mean(),
+        error_grid=errors.cells.largest() if errors is not None else None,
+        errors=errors.errors() if errors is not None else None,
+    )
+
+
+class _Counter:
+    def __init__(self, codes: CodeRange) -> None:
+        self.codes = codes
+        self.by_byte = np.zeros(256, np.int64)
+
+    def add(self, codes: Codes) -> None:
+        self.by_byte += np.bincount(codes.view(np.uint8).ravel(), minlength=256)
+
+    def counted(self) -> CodeCounts:
+        numbers = np.arange(self.codes.low, self.codes.high + 1)
+        return CodeCounts(self.codes, self.by_byte[numbers & 0xFF])
+
+
+class _Patterns:
+    """Counts float32 by their upper bits. They come from at most 16 bits, so the rest is zero."""
+
+    SHIFT = 13
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(1 << (32 - self.SHIFT), np.int64)
+
+    def add(self, numbers: Floats) -> None:
+        seen, counts = np.unique(numbers.view(np.uint32) >> self.SHIFT, return_counts=True)
+        self.counts[seen] += counts
+
+    def distribution(self, least_normal: float) -> Distribution | None:
+        """None if nothing was added."""
+        seen = np.flatnonzero(self.counts)
+        if not len(seen):
+            return None
+        with np.errstate(invalid="ignore"):
+            numbers = (seen.astype(np.uint32) << self.SHIFT).view(np.float32).astype(np.float64)
+        counts = self.counts[seen]
+        finite = np.isfinite(numbers)
+        order = np.argsort(numbers[finite])
+        spread, up_to = numbers[finite][order], counts[finite][order].cumsum()
+        least = median = largest = math.nan
+        if len(spread):
+            middle = spread[np.searchsorted(up_to, (up_to[-1] + 1) // 2)]
+            least, median, largest = float(spread[0]), float(middle), float(spread[-1])
+        size = np.abs(numbers)
+        return Distribution(
+            n=int(counts.sum()),
+            least=least,
+            median=median,
+            largest=largest,
+            n_zero=int(counts[size == 0].sum()),
+            n_denormal=int(counts[(size > 0) & (size < least_normal)].sum()),
+            n_non_finite=int(counts[~finite].sum()),
+        )
+
+
+class _Cells:
+    """Accumulates a grid from blocks."""
+
+    def __init__(self, weight: Weight, sub_block: int) -> None:
+        self.blocks_per_row = weight.ne[0] // weight.type.block
+        self.n_sub = weight.type.block // sub_block
+        self.n_rows, self.subs_per_row = weight.n_rows, weight.ne[0] // sub_block
+        self.rows_per_cell = -(-self.n_rows // GRID)
+        self.subs_per_cell = -(-self.subs_per_row // GRID)
+        self.shape = (
+            -(-self.n_rows // self.rows_per_cell),
+            -(-self.subs_per_row // self.subs_per_cell),
+        )
+        self.numbers = np.zeros(math.prod(self.shape))
+        self.filled = np.zeros(math.prod(self.shape), np.int64)
+
+    def add_for_mean(self, begin: int, numbers: Doubles) -> None:
+        """Numbers of sub-blocks, (n_blocks, n_sub); a cell shows their mean."""
+        cells = self._cells(begin, len(numbers))
+        self.numbers += np.bincount(cells, numbers.ravel(), len(self.numbers))
+        self.filled += np.bincount(cells, minlength=len(self.numbers))
+
+    def add_for_largest(self, begin: int, numbers: Doubles) -> None:
+        """Like `add_for_mean`; a cell shows their largest."""
+        np.maximum.at(self.numbers, self._cells(begin, len(numbers)), numbers.ravel())
+
+    def mean(self) -> Grid:
+        return self._grid(self.numbers / self.filled)
+
+    def largest(self) -> Grid:
+        return self._grid(self.numbers)
+
+    def _grid(self, numbers: Doubles) -> Grid:
+        return Grid(
+            numbers.reshape(self.shape),
+            self.rows_per_cell,
+            self.subs_per_cell,
+            self.n_rows,
+            self.subs_per_row,
+        )
+
+    def _cells(self, begin: int, n_blocks: int) -> NDArray[np.intp]:
+        """The cell of each sub-block of `n_blocks` blocks from `begin` on."""
+        row, block = np.divmod(np.arange(begin, begin + n_blocks), self.blocks_per_row)
+        sub = block[:, None] * self.n_sub + np.arange(self.n_sub)
+        cells = (row // self.rows_per_cell)[:, None] * self.shape[1] + sub // self.subs_per_cell
+        return cells.ravel()
+
+
+class _Errors:
+    """Sums errors and keeps the worst blocks."""
+
+    def __init__(self, weight: Weight, sub_block: int) -> None:
+        self.weight = weight
+        self.sub_block = sub_block
+        self.squares, self.n = 0.0, 0
+        self.cells = _Cells(weight, sub_block)
+        # by column: block, RMSE, largest error
+        self.worst = np.zeros((0, 3))
+
+    def add(self, begin: int, blocks: Blocks, reference: Floats) -> None:
+        values = blocks.values()
+        n = len(values)
+        error = values.astype(np.float64) - reference.reshape(values.shape)
+        finite = np.isfinite(error)
+        error[~finite] = 0
+        squares = np.square(error).reshape(n, -1, self.sub_block).sum(axis=2)
+        counts = finite.reshape(*squares.shape, -1).sum(axis=2)
+        self.squares += float(squares.sum())
+        self.n += int(counts.sum())
+        self.cells.add_for_largest(begin, np.sqrt(squares / np.maximum(counts, 1)))
+        rmse = np.sqrt(squares.sum(axis=1) / np.maximum(counts.sum(axis=1), 1))
+        largest = np.abs(error).max(axis=1)
+        candidates = np.argsort(-rmse, kind="stable")[:WORST]
+        found = np.stack([np.arange(begin, begin + n), rmse, largest], axis=1)
+        both = np.concatenate([self.worst, found[candidates]])
+        # the first of equal blocks comes first
+        self.worst = both[np.argsort(-both[:, 1], kind="stable")[:WORST]]
+
+    def errors(self) -> Errors:
+        worst = [
+            BlockError(int(block), *place(self.weight, int(block)), float(rmse), float(largest))
+            for block, rmse, largest in self.worst
+        ]
+        rmse = math.sqrt(self.squares / self.n) if self.n else math.nan
+        return Errors(rmse, self.weight.n_elements - self.n, worst)

@@ -1,0 +1,276 @@
+"""Builds and installs llama-cpp-python with our patches, and caches the wheels.
+
+The cache key of a wheel is the digest of everything that its content depends on: the sdist, the
+patches, the flags, the compilers, the platform, and the CPU if kernels are compiled for it. Tests
+and benchmarks compare with the unpatched wheel of the same sdist, which is built in the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import unquote
+
+from llamacpp_instr.base.errors import BuildError, reason
+from llamacpp_instr.base.isolated import pip
+from llamacpp_instr.llama.build.cache import keep_wheel, kept_wheel, own_cache, workplace
+from llamacpp_instr.llama.build.log import BuildLog
+from llamacpp_instr.llama.build.progress import BuildProgress
+from llamacpp_instr.llama.build.source_tree import fetch_sdist, make_tree, no_repository, sha256_of
+from llamacpp_instr.llama.build.upstream import (
+    concerns_wheel,
+    patch_digest,
+    patches_dir,
+    read_series,
+    read_upstream,
+)
+from llamacpp_instr.llama.threads import usable_cpus
+
+# Compiles no kernel for this machine's CPU alone; ggml loads the best variant at run time.
+PORTABLE_ARGS = ("-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON")
+
+CONSTRAINTS = "build-constraints.txt"
+"""in the folder of the patches: the versions that the isolated build may fetch"""
+
+_FLAG_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS")
+
+
+def build_wheel(
+    *,
+    patched: bool = True,
+    portable: bool = False,
+    cmake_args: Sequence[str] = (),
+    jobs: int | None = None,
+    stream: TextIO = sys.stderr,
+) -> Path:
+    """Path of the wheel of llama-cpp-python, built unless it is cached; progress goes to `stream`.
+
+    `cmake_args` are further arguments for CMake (`-DNAME=VALUE`), after those of the variable
+    CMAKE_ARGS. `jobs` defaults to the number of usable CPUs. With `patched` false, llama.cpp is
+    pristine and only the wheel is made in the same way. Raises BuildError, whose one line names
+    the log of the build.
+    """
+    patches = patches_dir()
+    upstream = read_upstream(patches)
+    flags = (*(PORTABLE_ARGS if portable else ()), *cmake_args)
+    require_tools()
+    key = wheel_key(wheel_inputs(patches, flags, patched=patched, native=not portable))
+    cache = own_cache()
+    kept = kept_wheel(cache, key)
+    if kept is None:
+        with workplace(cache, key, stream) as work:
+            # the process that we waited for may have built the same wheel
+            kept = kept_wheel(cache, key)
+            if kept is None:
+                name = f"llama-cpp-python {upstream.wheel_version if patched else upstream.version}"
+                log = BuildLog(cache / "logs" / f"build-{key}.log")
+                progress = BuildProgress(stream, jobs or usable_cpus(), portable=portable)
+                progress.begin(f"{name} (llama.cpp {upstream.commit[:8]})", log.path)
+                sdist = fetch_sdist(patches, cache, log)
+                tree = make_tree(sdist, work, patches, log, patched=patched)
+                cpu = None if portable else cpu_identity()
+                try:
+                    wheel = _compile(tree, work, flags, cpu, progress, log)
+                finally:
+                    progress.clear()
+                kept = keep_wheel(cache, key, wheel)
+    return kept
+
+
+def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
+    """Install `wheel` in this environment. Returns False if it is already installed, and then
+    changes nothing.
+
+    Raises BuildError if pip fails.
+    """
+    require_tools(compiler=False)
+    if is_installed(wheel):
+        return False
+    print(f"installing {wheel.name}", file=stream, flush=True)
+    log = BuildLog(own_cache() / "logs" / f"install-{wheel.parent.name}.log")
+    # dependencies first: an interrupted installation is then seen as missing
+    for options in ([], ["--no-deps", "--force-reinstall"]):
+        status, output = log.run(pip("install", *options, str(wheel)))
+        if status != 0:
+            raise log.failure(f"pip could not install {wheel.name}", output)
+    return True
+
+
+def copy_wheel(wheel: Path, directory: Path) -> Path:
+    """Copy `wheel` into `directory`, which is created if necessary; returns the copy's path."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copyfile(wheel, directory / wheel.name))
+    except OSError as error:
+        raise BuildError(f"{error.filename}: {error.strerror}") from None
+
+
+def is_installed(wheel: Path) -> bool:
+    """Whether this environment's llama_cpp came from exactly this wheel and is complete."""
+    importlib.invalidate_caches()
+    try:
+        dist = importlib.metadata.distribution("llama_cpp_python")
+        # PEP 610; older pips do not write the hash, but the path has the key of the content
+        origin = json.loads(dist.read_text("direct_url.json") or "{}").get("url", "")
+        if unquote(origin) != f"file://{wheel}":
+            return False
+        sized = [file for file in dist.files or () if file.size is not None]
+        return all(Path(str(file.locate())).stat().st_size == file.size for file in sized)
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
+        return False
+
+
+def check_patches() -> str:
+    """Fetch the pinned sdist and apply the patches to it, without a build; returns the result.
+
+    Raises BuildError if the checksum, the commit or a patch does not fit.
+    """
+    patches = patches_dir()
+    upstream = read_upstream(patches)
+    require_tools(compiler=False)
+    cache = own_cache()
+    log = BuildLog(cache / "logs" / "check.log")
+    with workplace(cache, "check", sys.stderr) as work:
+        make_tree(fetch_sdist(patches, cache, log), work, patches, log, patched=True)
+    return (
+        f"patch set {patch_digest(patches)} applies cleanly to llama-cpp-python "
+        f"{upstream.version} (llama.cpp {upstream.commit[:8]})"
+    )
+
+
+def find_compiler(variable: str, candidates: Sequence[str]) -> str | None:
+    """The compiler that CMake will use: that of the environment variable, else the first found."""
+    named = shlex.split(os.environ.get(variable, ""))
+    return next((path for name in named[:1] or candidates if (path := shutil.which(name))), None)
+
+
+def compilers() -> tuple[str | None, str | None]:
+    """The C and the C++ compiler, or None."""
+    return (
+        find_compiler("CC", ("cc", "gcc", "clang")),
+        find_compiler("CXX", ("c++", "g++", "clang++")),
+    )
+
+
+def require_tools(*, compiler: bool = True) -> None:
+    """Raises BuildError, which names the package to install, if a tool is missing.
+
+    The isolated build fetches CMake and ninja if they are missing.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise BuildError(
+            f"{sys.executable} has no pip; run: {sys.executable} -m ensurepip "
+            "(Debian, Ubuntu: apt install python3-venv)"
+        )
+    if compiler and None in compilers():
+        named = [f"{v}={os.environ[v]}" for v in ("CC", "CXX") if os.environ.get(v)]
+        raise BuildError(
+            "no C++ compiler found" + (f" with {' '.join(named)}" if named else "")
+            + "; install one (Debian, Ubuntu: apt install g++)"
+        )  # fmt: skip
+
+
+def wheel_inputs(
+    patches: Path, flags: Sequence[str], *, patched: bool, native: bool
+) -> dict[str, object]:
+    """Everything that a wheel's content depends on, as JSON values."""
+    upstream = read_upstream(patches)
+    wheel_patches = [sha256_of(patches / n) for n in read_series(patches) if concerns_wheel(n)]
+    return {
+        "sdist": upstream.sha256,
+        "patches": patch_digest(patches) if patched else wheel_patches,
+        "build": sha256_of(patches / CONSTRAINTS),
+        "flags": list(flags),
+        "environment": {name: os.environ.get(name, "") for name in _FLAG_VARIABLES},
+        "compilers": [_compiler_version(path) for path in compilers()],
+        "platform": [sysconfig.get_platform(), *platform.libc_ver()],
+        "cpu": cpu_identity() if native else None,
+    }
+
+
+def wheel_key(inputs: dict[str, object]) -> str:
+    """16 hexadecimal digits over `wheel_inputs`."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def cpu_identity() -> list[str]:
+    """Model and features of this CPU, which `-march=native` depends on."""
+    found: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            found.setdefault(key.strip(), value.strip())
+    except OSError:
+        return [platform.machine(), platform.processor()]
+    names = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+    return [platform.machine(), *(found[name] for name in names if name in found)]
+
+
+def _compile(
+    tree: Path,
+    work: Path,
+    flags: Sequence[str],
+    cpu: Sequence[str] | None,
+    progress: BuildProgress,
+    log: BuildLog,
+) -> Path:
+    """Build the wheel of a source tree in `work`; returns its path."""
+    patches = patches_dir()
+    commit = read_upstream(patches).commit[:12]
+    # pip would split at a space, and a file URL has none. pip 25.2 and older apply the first
+    # variable to isolated builds, newer ones the second
+    constraints = (patches / CONSTRAINTS).absolute().as_uri()
+    arguments = [f"-DLLAMA_BUILD_COMMIT={commit}", *flags]
+    env = {
+        **no_repository(tree),
+        "CMAKE_ARGS": " ".join([os.environ.get("CMAKE_ARGS", ""), shlex.join(arguments)]).strip(),
+        "PIP_CONSTRAINT": f"{os.environ.get('PIP_CONSTRAINT', '')} {constraints}".strip(),
+        "PIP_BUILD_CONSTRAINT": constraints,
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(progress.jobs),
+        # in the environment, because pip before 22.1 has no --config-settings
+        "SKBUILD_BUILD_DIR": str(work / "build"),
+        **ccache_environment(work, cpu),
+    }
+    command = pip("wheel", "-v", "--no-deps", "-w", str(work / "wheel"), str(tree))
+    status, output = log.run(command, env=env, on_line=progress.see)
+    wheels = list((work / "wheel").glob("*.whl"))
+    if status != 0 or len(wheels) != 1:
+        raise log.failure("the build failed", output)
+    return wheels[0]
+
+
+# ggml compiles with ccache if it is installed
+def ccache_environment(work: Path, cpu: Sequence[str] | None) -> dict[str, str]:
+    """Variables for a build below `work`: paths of a new tree cause no misses. With `cpu`, the
+    identity of the CPU that objects are compiled for, only those for the same one are found: ccache
+    takes `-march=native` for an option like any other, so a cache that has moved to another CPU
+    would return objects for the first one. Writes the identity to a file in `work`."""
+    found = {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
+    if cpu is not None:
+        file = work / "cpu.json"
+        file.write_text(json.dumps(cpu), encoding="utf-8")
+        named = os.environ.get("CCACHE_EXTRAFILES")
+        found["CCACHE_EXTRAFILES"] = os.pathsep.join(filter(None, (named, str(file))))
+    return found
+
+
+def _compiler_version(path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        asked = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the compiler {path} does not work: {reason(error)}") from None
+    return (asked.stdout.splitlines() or [asked.stderr.strip()])[0]

@@ -1,0 +1,205 @@
+"""The kernels of a plan: what each is, where it belongs, how much it computes and moves.
+
+Invariant: a fused kernel, which computes several nodes, is one entry. Data that passes between its
+nodes does not count as moved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.log.graph.attention import Attention, Ubatch, attention_work, attentions
+from llamacpp_instr.log.graph.ops import Block, blocks_of, bytes_moved, flops
+from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.schema import Graph, Nodes, Plan
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Columns as long as the plan."""
+
+    label: list[str]
+    """ops joined by +, the weight's type behind matrix products: `MUL_MAT q4_K`"""
+    block: list[Block]
+    layer: Int64
+    flops: Int64
+    """of attention over the whole window of the cache: see `work`"""
+    bytes: Int64
+    attention: dict[int, Attention]
+    """by kernel: those whose work depends on the compute"""
+
+    def work(self, ubatch: Ubatch | None) -> KernelWork:
+        """The work of one compute. `ubatch` is what is known of its masks, None for nothing."""
+        if not self.attention:
+            return KernelWork(self.flops, self.bytes, np.zeros(len(self.flops), np.bool_))
+        known = {of: attention_work(of, ubatch) for of in set(self.attention.values())}
+        n_flops, n_bytes = self.flops.copy(), self.bytes.copy()
+        bound = np.zeros(len(n_flops), np.bool_)
+        for kernel, of in self.attention.items():
+            n_flops[kernel], cells, bound[kernel] = known[of]
+            n_bytes[kernel] -= (of.n_kv - cells) * of.cell_bytes
+        return KernelWork(n_flops, n_bytes, bound)
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """What the kernels of one compute did; columns as long as the plan."""
+
+    flops: Int64
+    bytes: Int64
+    bound: NDArray[np.bool_]
+    """whether `flops` and `bytes` are upper bounds"""
+
+
+def graph_problems(graph: Graph) -> Iterator[str]:
+    """Why a graph is invalid (columns, sources, splits), one message each."""
+    nodes, whole = graph.nodes, True
+    for name in nodes.__struct_fields__ if nodes else ():
+        column = getattr(nodes, name)
+        if column is not None and len(column) != graph.n_nodes:
+            whole = False
+            yield f"column `{name}` has {len(column)} entries, `n_nodes` is {graph.n_nodes}"
+    n_leafs = len(graph.leafs)
+    for i, sources in enumerate(nodes.src if nodes and whole else ()):
+        for source in sources:
+            if not -n_leafs <= source < graph.n_nodes:
+                what = f"node {source}" if source >= 0 else f"leaf {-1 - source}"
+                has = f"{graph.n_nodes} nodes, {n_leafs} leafs"
+                yield f"node {i} reads {what}, the graph has {has}"
+    at = 0
+    for i, split in enumerate(graph.splits):
+        # otherwise every node could be in every split
+        if split.start != at or split.end < split.start:
+            yield f"split {i} is {split.start}..{split.end}, the one before it ends at {at}"
+        at = split.end
+    if graph.splits and at != graph.n_nodes:
+        yield f"the splits end at node {at}, the graph at {graph.n_nodes}"
+
+
+def plan_problems(plan: Plan, graph: Graph) -> Iterator[str]:
+    """Why a plan is invalid, one message each; `graph` is the one that it names."""
+    if len(plan.counts) != len(plan.node):
+        yield f"column `n` has {len(plan.counts)} entries, `node` has {len(plan.node)}"
+    if graph.nodes is None:
+        yield f"graph {plan.graph} was given without its nodes"
+    free = 0
+    for first, n in zip(plan.node, plan.counts, strict=False):
+        # otherwise every kernel could contain every node
+        if first < free:
+            yield f"node {first} is repeated or out of order"
+            return
+        free = first + n
+    if free > graph.n_nodes:
+        yield f"node {free - 1} of graph {plan.graph}, which has {graph.n_nodes}"
+
+
+def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
+    """The kernels of `plan`, in its order; `graph` is its graph and must have its nodes."""
+    nodes = graph.whole
+    n = len(plan.node)
+    blocks = blocks_of(nodes.op, nodes.name, nodes.layer, nodes.src, [f.name for f in graph.leafs])
+    work = [node_work(graph, i) for i in range(graph.n_nodes)]
+    label: list[str] = []
+    n_flops, n_bytes = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    for i, inside in enumerate(plan.kernels):
+        label.append("+".join(_label(graph, nodes, node) for node in inside if nodes.exec[node]))
+        n_flops[i] = sum(work[node][0] for node in inside)
+        passed = sum(tensor(graph, node).bytes for node in inside[:-1])
+        n_bytes[i] = sum(work[node][1] for node in inside) - 2 * passed
+    layer = np.array(nodes.layer, np.int64)[plan.node] if n else np.zeros(0, np.int64)
+    shapes = attentions(graph, node_backends(graph))
+    alone = {i: of.start for i, of in enumerate(plan.kernels) if len(of) == 1}
+    attention = {i: shapes[node] for i, node in alone.items() if node in shapes}
+    block = [blocks[node] for node in plan.node]
+    return Kernels(label, block, layer, n_flops, n_bytes, attention)
+
+
+def kernel_nodes(graph: Graph, plan: Plan) -> list[list[int]]:
+    """The nodes of each kernel of `plan` that compute something; the graph must have its nodes."""
+    runs = graph.whole.exec
+    return [[node for node in of if runs[node]] or [of.start] for of in plan.kernels]
+
+
+def untimed_backends(graph: Graph) -> list[str]:
+    """The backends of a graph whose kernels no log times, in order: all but the CPU's."""
+    return list(dict.fromkeys(s.backend for s in graph.splits if s.backend != "CPU"))
+
+
+def node_backends(graph: Graph) -> list[str | None]:
+    """The backend of every node, by the graph's splits; None for a node in none."""
+    backends: list[str | None] = [None] * graph.n_nodes
+    for split in graph.splits:
+        backends[split.start : split.end] = [split.backend] * (split.end - split.start)
+    return backends
+
+
+def _label(graph: Graph, nodes: Nodes, node: int) -> str:
+    op = nodes.op[node]
+    if not op.startswith("MUL_MAT") or not nodes.src[node]:
+        return op
+    return f"{op} {tensor(graph, nodes.src[node][0]).type}"
+
+
+def node_work(graph: Graph, node: int) -> tuple[int, int]:
+    """Floating point operations and bytes moved of one node, as `ops` counts them; the graph must
+    have its nodes."""
+    nodes = graph.whole
+    sources = [tensor(graph, source) for source in nodes.src[node]]
+    shapes, sizes = [of.ne for of in sources], [of.bytes for of in sources]
+    op, made = nodes.op[node], tensor(graph, node)
+    return flops(op, made.ne, shapes), bytes_moved(op, made.ne, made.bytes, shapes, sizes)
+
+
+def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | None]:
+    """Name and type of the first weight that the nodes read directly, or None, None. The graph must
+    have its nodes."""
+    for node in nodes:
+        for leaf in (graph.leaf(source) for source in graph.whole.src[node] if source < 0):
+            if leaf.tensor >= 0:
+                return leaf.name, leaf.type
+    return None, None
+
+
+def cpu_plan(graph: Graph) -> Plan:
+    """The plan that ggml's CPU backend makes of `graph`, which must have its nodes: the plan that a
+    recording of the graph has. The rules are those of `ggml_graph_compute_thread` and
+    `ggml_cpu_try_fuse_ops` in ggml/src/ggml-cpu/ggml-cpu.c."""
+    nodes = graph.whole
+    uses = Counter(source for sources in nodes.src for source in sources)
+    first: list[int] = []
+    count: list[int] = []
+    node = 0
+    while node < graph.n_nodes:
+        n = 2 if nodes.exec[node] and _is_scaled_norm(graph, nodes, uses, node) else 1
+        if nodes.exec[node]:
+            first.append(node)
+            count.append(n)
+        node += n
+    return Plan(
+        t=graph.t,
+        plan=0,
+        graph=graph.graph,
+        node=first,
+        n=count if any(n > 1 for n in count) else None,
+    )
+
+
+def _is_scaled_norm(graph: Graph, nodes: Nodes, uses: Counter[int], norm: int) -> bool:
+    """Whether ggml computes this RMS_NORM together with the MUL that follows: nothing else reads
+    the norm, all is F32, and the factor has a value for each element of a row."""
+    product = norm + 1
+    if nodes.op[norm] != "RMS_NORM" or product >= graph.n_nodes or uses[norm] != 1:
+        return False
+    sources = nodes.src[product]
+    if nodes.op[product] != "MUL" or norm not in sources or nodes.ne[product] != nodes.ne[norm]:
+        return False
+    factor = tensor(graph, sources[1] if sources[0] == norm else sources[0])
+    types = {tensor(graph, nodes.src[norm][0]).type, nodes.type[product], factor.type}
+    return types == {"f32"} and factor.ne[:1] == nodes.ne[norm][:1]

@@ -1,0 +1,1 @@
+"""Reports as text, Markdown, CSV, JSON, HTML and charts; pages on the loopback interface."""

@@ -1,0 +1,258 @@
+"""A report: a titled table with units and notes, and how its cells are shown.
+
+Invariant: cells hold unrounded numbers in nanoseconds, bytes, counts and shares. Only text shows
+them rounded and in other units; JSON has them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from llamacpp_instr.base.terminal import printable
+
+Unit = Literal[
+    "text",
+    "count",
+    "id",
+    "ns",
+    "bytes",
+    "share",
+    "fraction",
+    "flop",
+    "per_second",
+    "flop_per_second",
+    "bytes_per_second",
+    "layer",
+    "ratio",
+    "bits",
+    "number",
+    "decibel",
+    "cosine",
+    "perplexity",
+    "nats",
+    "probability",
+]
+Cell: TypeAlias = "str | int | float | None"
+"""None means not measured; text shows an empty cell"""
+
+
+class AtMost(float):
+    """An upper bound: text shows it with ≤, JSON lists its column in the row's `at_most`."""
+
+
+BOUND = "≤: attention may have read fewer cells; how many the mask hid is not known."
+
+
+def rate_of(amount: float, ns: float, bound: bool) -> float | None:
+    """Amount per second, or None if there is none; an AtMost if the amount is an upper bound."""
+    if not amount or not ns:
+        return None
+    rate = amount / ns * 1e9
+    return AtMost(rate) if bound else rate
+
+
+Figures: TypeAlias = dict[str, tuple[Cell, Unit]]
+"""the numbers in the notes: name -> value and unit"""
+
+MOST_ROWS = 5000
+
+BAR = 10
+"""characters in a full bar"""
+
+
+def key_of(title: str) -> str:
+    """The name of a title for scripts: that of `Tokens/s, median` is tokens_per_s_median."""
+    words = title.lower()
+    for sign, word in (("/", "per"), ("%", "percent"), ("±", "error of")):
+        words = words.replace(sign, f" {word} ")
+    return "_".join(re.findall(r"[^\W_]+", words))
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading and the unit of its cells."""
+
+    name: str
+    unit: Unit = "text"
+    key: str = ""
+    """its name for scripts, which must not change with the heading; by default that of it"""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.key or key_of(self.name))
+
+    @property
+    def align(self) -> Literal["left", "right"]:
+        return "left" if self.unit in ("text", "share") else "right"
+
+    @property
+    def heading(self) -> str:
+        """The name where cells show their unit: `p50_ns` is p50 there."""
+        return self.name.removesuffix("_ns") if self.unit == "ns" else self.name
+
+
+def known(value: float | None) -> float | None:
+    """The value; None for NaN."""
+    return None if value is None or math.isnan(value) else value
+
+
+def columns_of(unit: Unit, *names: str) -> list[Column]:
+    """A column of this unit for each name."""
+    return [Column(name, unit) for name in names]
+
+
+@dataclass
+class Report:
+    """One table. Rows have a cell for each column; notes are complete sentences."""
+
+    title: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    notes: list[str] = field(default_factory=list)
+    headed: bool = True
+    """whether the columns' names are shown in text"""
+    figures: Figures = field(default_factory=dict)
+    """shown in JSON only"""
+    labels: int = 1
+    """the first columns, which name a row"""
+    most: int = MOST_ROWS
+    """rows that a form for people shows"""
+    key: str = ""
+    """its name for scripts, which must not change with the title; by default that of the first"""
+
+    def __post_init__(self) -> None:
+        self.key = self.key or key_of(self.title)
+
+    def filled(self) -> Report:
+        """The report without its empty columns; those that name a row stay."""
+        cells = list(zip(*self.rows, strict=True))
+        kept = [
+            i
+            for i, column in enumerate(cells)
+            if i < self.labels or any(c is not None for c in column)
+        ]
+        columns = [self.columns[i] for i in kept]
+        rows = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, columns=columns, rows=rows)
+
+    def keys(self) -> list[str]:
+        """The columns' names for scripts. One that comes again gets a number."""
+        keys = [column.key for column in self.columns]
+        return [
+            f"{key}_{before + 1}" if (before := keys[:i].count(key)) else key
+            for i, key in enumerate(keys)
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The report for scripts: its parts have names that do not change with their titles.
+
+        JSON has no infinity, so infinity is the text "inf" or "-inf"."""
+        keys = self.keys()
+        return {
+            "id": self.key,
+            "title": self.title,
+            "columns": [
+                {"id": key, "title": column.name, "unit": _unit_of(column.unit)}
+                for key, column in zip(keys, self.columns, strict=True)
+            ],
+            "rows": [_row_of(keys, row) for row in self.rows],
+            "figures": {
+                key_of(name): {"title": name, "value": _plain(value), "unit": _unit_of(unit)}
+                for name, (value, unit) in self.figures.items()
+            },
+            "notes": self.notes,
+        }
+
+
+def _unit_of(unit: Unit) -> str:
+    """As scripts know it: only a reader cares whether a fraction has a bar."""
+    return "fraction" if unit == "share" else unit
+
+
+def _row_of(names: list[str], row: list[Cell]) -> dict[str, Any]:
+    bounds = [name for name, cell in zip(names, row, strict=True) if isinstance(cell, AtMost)]
+    cells = dict(zip(names, map(_plain, row), strict=True))
+    return cells | {"at_most": bounds} if bounds else cells
+
+
+def _plain(cell: Cell) -> Cell:
+    return str(cell) if isinstance(cell, float) and math.isinf(cell) else cell
+
+
+def shown(cell: Cell, unit: Unit) -> str:
+    """A cell as it is shown, with its unit."""
+    if cell is None:
+        return ""
+    if isinstance(cell, str):
+        return printable(cell)
+    if isinstance(cell, AtMost):
+        return f"≤ {shown(float(cell), unit)}"
+    if math.isinf(cell):
+        return "∞" if cell > 0 else "-∞"
+    if unit in ("ns", "bytes"):
+        return _scaled(cell, *_SCALES[unit])
+    if unit in ("flop", "flop_per_second"):
+        return _scaled(float(cell), *_SCALES["flop"])
+    if unit == "bytes_per_second":
+        return _scaled(float(cell), 1000, ("B", "KB", "MB", "GB", "TB"))
+    if unit == "share":
+        filled = round(min(max(cell, 0.0), 1.0) * BAR * 2)
+        bar = "█" * (filled // 2) + "▌" * (filled % 2)
+        return f"{100 * cell:5.1f} % {bar}"
+    if unit == "per_second":
+        return three_digits(cell)
+    if unit == "id":
+        return str(cell)
+    if unit == "layer":
+        return "none" if cell < 0 else str(cell)
+    if unit in ("fraction", "probability"):
+        cell *= 100
+    text = _FORMATS.get(unit, "{:,}").format(cell)
+    is_zero = unit in ("nats", "probability") and not text.strip("-0. %")
+    return text.lstrip("-") if is_zero else text
+
+
+_FORMATS: dict[str, str] = {
+    "fraction": "{:.1f} %",
+    "ratio": "{:.3f}",
+    "bits": "{:.2f}",
+    "number": "{:.5g}",
+    "decibel": "{:.1f} dB",
+    "cosine": "{:.6f}",
+    "perplexity": "{:.4f}",
+    "nats": "{:.6f}",
+    "probability": "{:.3f} %",
+}
+_SCALES: dict[str, tuple[int, tuple[str, ...]]] = {
+    "ns": (1000, ("ns", "µs", "ms", "s")),
+    "bytes": (1024, ("B", "KiB", "MiB", "GiB", "TiB")),
+    "flop": (1000, ("", "K", "M", "G", "T")),
+}
+
+
+def scale_of(unit: Literal["ns", "bytes", "flop"]) -> dict[str, Any]:
+    """How a page's script shows amounts of this unit: the step from one unit to the next."""
+    step, units = _SCALES[unit]
+    return {"step": step, "units": units}
+
+
+def _scaled(value: float, step: int, units: Sequence[str]) -> str:
+    if abs(value) < step and isinstance(value, int):
+        return f"{value} {units[0]}"
+    number = float(value)
+    for unit in units[:-1]:
+        # 999.96 would be rounded to 1000
+        if abs(number) < step * 0.9995:
+            return f"{three_digits(number)} {unit}"
+        number /= step
+    return f"{three_digits(number)} {units[-1]}"
+
+
+def three_digits(number: float) -> str:
+    """With as many decimals as a measurement deserves."""
+    if abs(number) >= 99.95:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"

@@ -1,9 +1,0 @@
-"""Checks the ops of a model: an independent implementation computes each from the same inputs.
-
-ONNX Runtime 1.32 sends usage data, and keeps them in a database below `~/.cache`. Its function
-`disable_telemetry_events` does not stop that; only this variable does, before it is imported.
-"""
-
-import os
-
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"
