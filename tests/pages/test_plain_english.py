@@ -1,0 +1,41 @@
+"""Idioms that a native reader stumbles over stay out of the product and its pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+TEXTS = sorted(
+    path
+    for pattern in (
+        "*.md", "docs/*.md", "patches/*.md", "docker/*.md", "llamacpp_instr/**/*.py",
+        "converters/**/*.py", "converters/**/*.html", "llamacpp_instr/**/*.html",
+    )
+    for path in ROOT.glob(pattern)
+)  # fmt: skip
+IDIOMS = (
+    r"somebody wait(s|ed)",
+    r"\bof which\b",
+    r"\bbetter \w+ it again",
+    r"\bthat one is \w+ into",
+    r"\bhas what really\b",
+    r"\bOf a [A-Z]{3,}",
+    r"\bWhole are\b",
+)
+"""each with what a native writer would say: speed and latency; whose; record it again; a remote
+machine; contains; for a MODEL; not divided"""
+
+
+@pytest.mark.parametrize("idiom", IDIOMS)
+def test_no_text_has_it(idiom: str) -> None:
+    assert len(TEXTS) > 300
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in TEXTS
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(idiom, line)
+    ]
+    assert found == []
