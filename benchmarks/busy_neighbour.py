@@ -15,6 +15,7 @@ from benchmarks.diff_noise import neighbours, record
 from llamacpp_instr.converters.analyses.findings import find_causes
 from llamacpp_instr.converters.analyses.findings.facts import gather_facts
 from llamacpp_instr.converters.analyses.machine import compute_machine
+from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
 
@@ -36,7 +37,9 @@ def main() -> None:
                 machine = compute_machine(session, steps)
                 assert machine is not None
                 shares[busy].append(machine.share)
-                rules = {finding.rule for finding in find_causes(gather_facts(session, steps))}
+                rules = {
+                    finding.rule for finding in find_causes(gather_facts(Account(session, steps)))
+                }
                 named[busy] += "disturbed-machine" in rules
     for busy, what in ((False, "idle"), (True, "busy")):
         taken = sorted(shares[busy])

@@ -19,6 +19,7 @@ from llamacpp_instr.converters.analyses.findings import find_causes
 from llamacpp_instr.converters.analyses.findings.facts import Finding, gather_facts
 from llamacpp_instr.converters.analyses.page import compute_page
 from llamacpp_instr.converters.analyses.summary import compute_summary
+from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import Session, Table, load_session
 from llamacpp_instr.log.steps import PHASES, counted_steps
@@ -48,7 +49,7 @@ def load(path: str | Path, *parts: str | Path, lenient: bool = False) -> LoadedL
             f"{run.name} and {others[0].name} are different sessions; load each by itself"
         )
     with progress_bar(f"Reading {run.name}") as on_progress:
-        return LoadedLog(load_session(run, on_progress, lenient), paths)
+        return LoadedLog(load_session(run, on_progress, lenient, every_thread=True), paths)
 
 
 class LoadedLog:
@@ -90,7 +91,7 @@ class LoadedLog:
         rule (a name that does not change), what, share, of (what the share is of), advice."""
         import pandas as pd
 
-        found = find_causes(gather_facts(self._session, self._counted, self._probe))
+        found = find_causes(gather_facts(Account(self._session, self._counted), self._probe))
         rows = [asdict(of) for of in found]
         table: pd.DataFrame = pd.DataFrame(rows, columns=[field.name for field in fields(Finding)])
         return table

@@ -18,7 +18,7 @@ from llamacpp_instr.log.graph.standard import OPSET, standard_operator
 from llamacpp_instr.log.graph.tensors import tensor
 from llamacpp_instr.log.schema import Graph, Nodes
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
+from llamacpp_instr.log.steps import PHASES, counted_steps, step_rows
 from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Report, columns_of
 
 _UNSAID = (0, "UNDEFINED", "NONE")
@@ -121,14 +121,14 @@ def ops_of_log(session: Session) -> list[Report]:
     """A report for each phase: of the prefill with the most tokens, and of the graph that most
     decodes computed. Raises UsageError for a log without graphs."""
     steps, notes = counted_steps(session)
-    phase_of = phase_of_compute(session, steps)
+    row = step_rows(session, steps)
     computes = session.computes
     chosen: dict[str, tuple[tuple[int, int], int, int]] = {}
     times: dict[int, int] = {}
     for compute, graph, n_tokens in computes.tuples("compute", "graph", "n_tokens"):
-        phase = phase_of.get(compute)
-        if phase is None or session.graphs[graph].nodes is None:
+        if compute not in row or session.graphs[graph].nodes is None:
             continue
+        phase = steps["phase"][row[compute]]
         times[graph] = times.get(graph, 0) + 1
         rank = (times[graph], n_tokens) if phase == "decode" else (n_tokens, times[graph])
         if phase not in chosen or rank > chosen[phase][0]:

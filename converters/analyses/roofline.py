@@ -15,9 +15,10 @@ import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses.probe import busy_note
+from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
+from llamacpp_instr.log.steps import PHASES, counted_steps
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.charts import Chart, Point, roofline_chart
 from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Report, rate_of
@@ -48,7 +49,7 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
             " run `instr probe` there and name its file with --probe"
         )
     steps, notes = counted_steps(session)
-    found = _ops(session, probe, phase_of_compute(session, steps))
+    found = _ops(Account(session, steps), probe)
     if not found:
         raise UsageError(f"{session.path}: no ops; record with --level detailed")
     points: list[Point] = []
@@ -101,32 +102,32 @@ def _report(phase: str, ops: dict[str, _Op], points: list[Point]) -> Report:
     return Report(f"Under the roofs: {phase}", columns, rows)
 
 
-def _ops(session: Session, probe: Probe, phase_of: dict[int, str]) -> dict[tuple[str, str], _Op]:
+def _ops(account: Account, probe: Probe) -> dict[tuple[str, str], _Op]:
+    session = account.session
     threads = dict(session.computes.tuples("compute", "n_threads"))
     found: dict[tuple[str, str], _Op] = defaultdict(_Op)
-    kernels: dict[int, list[tuple[str, str | None, int]]] = {}
-    for ops in session.ops:
-        phase = phase_of.get(ops.compute)
-        if phase is None or ops.thread != 0:
-            continue
-        work = session.work(ops)
-        if ops.plan not in kernels:
-            kernels[ops.plan] = _kernels(session, ops.plan)
-        n = max(1, threads[ops.compute])
-        byte_roof = probe.bandwidth_of(n, float(work.bytes.sum())).bytes_per_second
-        fastest = probe.fastest_kernel(n).flops_per_second
-        amounts = (of.tolist() for of in (ops.dur, work.flops, work.bytes, work.bound))
-        seen = set()
-        for (title, type_, tokens), *of in zip(kernels[ops.plan], *amounts, strict=True):
-            op = found[phase, title]
-            op.ns += of[0]
-            op.flops += of[1]
-            op.bytes += of[2]
-            op.bound |= of[3]
-            if title not in seen:
-                seen.add(title)
-                kernel = probe.kernel_of(type_, tokens, n) if type_ else None
-                op.roofs.append((kernel.flops_per_second if kernel else fastest, byte_roof))
+    for ops in account.ops:
+        work, kernels = session.work(ops), _kernels(session, ops.plan)
+        n_bytes = work.of_computes().bytes
+        for phase, rows in account.by_phase(ops):
+            total = work.total(rows)
+            ns = ops.dur[rows].sum(axis=0, dtype=np.int64)
+            amounts = (of.tolist() for of in (ns, total.flops, total.bytes, total.bound))
+            for (title, _, _), *of in zip(kernels, *amounts, strict=True):
+                op = found[phase, title]
+                op.ns += of[0]
+                op.flops += of[1]
+                op.bytes += of[2]
+                op.bound |= of[3]
+            first = {title: (type_, tokens) for title, type_, tokens in reversed(kernels)}
+            computes = zip(ops.compute[rows].tolist(), n_bytes[rows].tolist(), strict=True)
+            for n, read in ((max(1, threads[compute]), read) for compute, read in computes):
+                byte_roof = probe.bandwidth_of(n, float(read)).bytes_per_second
+                fastest = probe.fastest_kernel(n).flops_per_second
+                for title, (type_, tokens) in first.items():
+                    kernel = probe.kernel_of(type_, tokens, n) if type_ else None
+                    flop_roof = kernel.flops_per_second if kernel else fastest
+                    found[phase, title].roofs.append((flop_roof, byte_roof))
     return found
 
 

@@ -11,8 +11,9 @@ compute; by op, role, tensor and type every kernel that ran.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +29,17 @@ from llamacpp_instr.converters.analyses.stats_keys import (
     Filter,
     Key,
     Value,
-    Where,
     kernel_keys,
     parse_by,
     step_values,
     where_of,
 )
-from llamacpp_instr.log.graph.kernels import untimed_backends
+from llamacpp_instr.log.account import Account
+from llamacpp_instr.log.graph.kernels import Work, untimed_backends
 from llamacpp_instr.log.graph.ops import BLOCKS
-from llamacpp_instr.log.session import Session, Table, Timed
-from llamacpp_instr.log.steps import PHASES, counted_steps, phase_of_compute
+from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.steps import PHASES, counted_steps
+from llamacpp_instr.log.timings import Int64, Matrix, Timings
 from llamacpp_instr.report.report import (
     BOUND,
     Cell,
@@ -49,25 +51,26 @@ from llamacpp_instr.report.report import (
     shown,
 )
 
-Int64 = NDArray[np.int64]
 IN_ORDER: tuple[By, ...] = ("layer", "phase", "context")
 """keys whose rows are in the order of their values, not of time"""
 
 
 @dataclass
 class _Samples:
-    """The things that are counted, one element each: group, time, work."""
+    """The things of one group that are counted: kernels, computes or steps."""
 
-    key: list[Key]
-    """of the groups"""
-    group: Int64
-    dur: Int64
-    flops: Int64
-    bytes: Int64
-    bound: NDArray[np.bool_]
+    dur: Matrix
+    flops: int
+    bytes: int
+    bound: bool
     """whether `flops` and `bytes` are upper bounds"""
-    wait: Int64 | None = None
+    rates: tuple[float | None, float | None]
+    """medians of FLOPs and bytes per second; None if nothing has one"""
+    wait: int | None = None
     """the part of `dur` in barriers; None if it was not recorded"""
+
+
+Groups: TypeAlias = "Iterable[tuple[Key, _Samples]]"
 
 
 def compute_stats(
@@ -92,31 +95,26 @@ def compute_stats(
         steps = steps.rows(steps["phase"] == phase)
         if not len(steps):
             raise UsageError(f"{session.path}: no {phase} step to count; {_kept(session, notes)}")
-    phase_of = phase_of_compute(session, steps)
-    where = where_of(session, steps, {*keys, *(of.key for of in filters)})
-    ops = [of for of in session.ops if of.compute in phase_of]
-    layers = [of for of in session.layers if of.compute in phase_of]
-    threads = thread_report(ops)
+    account = Account(session, steps)
+    inside = [n in account.row for n in session.threads["compute"].tolist()]
+    threads = thread_report(session.threads.rows(np.array(inside, np.bool_)))
     what = "all phases" if phase is None else phase
     notes = [*notes, *_session_notes(session)]
     if keys == ("thread",):
         threads.title = f"Kernels by thread, {what}"
         threads.notes += notes
         return [threads]
-    of_caller = [of for of in ops if of.thread == 0]
     if not of_kernels:
-        report = _report(keys, "Steps", _by_phase(session, steps, of_caller, keys, filters))
+        report = _report(keys, "Steps", _by_step(account, keys, filters))
     elif keys == ("layer",) and not session.ops:
-        report = _report(keys, "Computes", _by_layer_runs(layers))
+        report = _report(keys, "Computes", _by_layer_runs(account))
         notes.append("A layer's time is from its first kernel to its last.")
         if session.start.level == "minimal":
             notes.append("By op, block, role, tensor and type needs the level detailed.")
+    elif {"op", "role", "tensor", "type"}.isdisjoint(keys):
+        report = _report(keys, "Computes", _by_compute(account, keys, filters))
     else:
-        kernels = _kernels(session, of_caller, keys, where, filters)
-        if {"op", "role", "tensor", "type"}.isdisjoint(keys):
-            report = _report(keys, "Computes", _per_compute(kernels, of_caller))
-        else:
-            report = _report(keys, "Kernels", kernels)
+        report = _report(keys, "Kernels", _by_kernel(account, keys, filters))
     if filters and not report.rows:
         raise UsageError(f"{session.path}: the filters leave nothing; {_kept(session, notes)}")
     report.title += f", {what}"
@@ -167,155 +165,179 @@ def _session_notes(session: Session) -> list[str]:
     return notes
 
 
-def op_table(session: Session, ops: Sequence[Timed]) -> Report:
-    """The table by op of kernels of thread 0."""
-    return _report(
-        ("op",), "Kernels", _kernels(session, ops, ("op",), {of.compute: {} for of in ops}, ())
-    )
+def op_table(account: Account) -> Report:
+    """The table by op."""
+    return _report(("op",), "Kernels", _by_kernel(account, ("op",), ()))
 
 
 # --- samples ---
 
 
-def _kernels(
-    session: Session,
-    ops: Sequence[Timed],
-    by: Sequence[By],
-    where: Where,
-    filters: Sequence[Filter],
-) -> _Samples:
+class _Piece(NamedTuple):
+    """Kernels of one group: some columns of some rows of `ops`."""
+
+    ops: Timings
+    work: Work
+    rows: Int64
+    kernels: Int64
+
+
+def _pieces(
+    account: Account, by: Sequence[By], filters: Sequence[Filter]
+) -> Iterator[tuple[Key, list[_Piece]]]:
     """Every kernel that ran, grouped by properties of its node and of its step."""
+    session = account.session
     blocks: list[Key] = [(block,) for block in BLOCKS] if tuple(by) == ("block",) else []
-    number: dict[Key, int] = {key: i for i, key in enumerate(blocks)}
-    columns: dict[tuple[Value, ...], Int64] = {}
-    groups: list[Int64] = []
-    for of in ops:
-        place = (of.plan, *where[of.compute].values())
-        if place not in columns:
-            keys = kernel_keys(session, of.plan, by, where[of.compute], filters)
-            columns[place] = np.array([number.setdefault(k, len(number)) for k in keys], np.int64)
-        groups.append(columns[place])
-    works = [session.work(of) for of in ops]
-    waits = [of.wait for of in ops if of.wait is not None]
-    return _Samples(
-        list(number),
-        _joined(groups),
-        _joined([of.dur for of in ops]),
-        _joined([of.flops for of in works]),
-        _joined([of.bytes for of in works]),
-        _joined([of.bound for of in works]).astype(np.bool_),
-        _joined(waits) if ops and len(waits) == len(ops) else None,
-    )
+    found: dict[Key, list[_Piece]] = {key: [] for key in blocks}
+    where = where_of(account, {*by, *(of.key for of in filters)})
+    for ops in account.ops:
+        work = session.work(ops)
+        rows_of: dict[tuple[Value, ...], list[int]] = defaultdict(list)
+        for row, compute in enumerate(ops.compute.tolist()):
+            rows_of[tuple(where[compute].values())].append(row)
+        for rows in rows_of.values():
+            of_step = where[int(ops.compute[rows[0]])]
+            kernels_of: dict[Key, list[int]] = defaultdict(list)
+            for kernel, key in enumerate(kernel_keys(session, ops.plan, by, of_step, filters)):
+                kernels_of[key].append(kernel)
+            for key, kernels in kernels_of.items():
+                piece = _Piece(ops, work, np.array(rows), np.array(kernels))
+                found.setdefault(key, []).append(piece)
+    return ((key, of) for key, of in found.items() if of and key != LEFT_OUT)
 
 
-def _per_compute(kernels: _Samples, ops: Sequence[Timed]) -> _Samples:
-    """The kernels of one compute and one group, combined."""
-    compute = np.repeat(np.array([of.compute for of in ops], np.int64), [len(of.dur) for of in ops])
-    n = max(len(kernels.key), 1)
-    pairs, at = np.unique(compute * n + kernels.group, return_inverse=True)
-
-    def summed(column: Int64 | NDArray[np.bool_]) -> Int64:
-        total = np.zeros(len(pairs), np.int64)
-        np.add.at(total, at, column)
-        return total
-
-    return _Samples(
-        kernels.key,
-        pairs % n,
-        summed(kernels.dur),
-        summed(kernels.flops),
-        summed(kernels.bytes),
-        summed(kernels.bound) > 0,
-        None if kernels.wait is None else summed(kernels.wait),
-    )
-
-
-def _by_layer_runs(layers: Sequence[Timed]) -> _Samples:
-    """The layers of every compute, for logs without ops."""
-    spent: dict[tuple[int, int], int] = defaultdict(int)
-    for of in layers:
-        assert of.label is not None
-        for layer, dur in zip(of.label.tolist(), of.dur.tolist(), strict=True):
-            spent[of.compute, layer] += dur
-    number: dict[Key, int] = {}
-    group = [number.setdefault((layer,), len(number)) for _, layer in spent]
-    zeros = np.zeros(len(group), np.int64)
-    dur = np.array(list(spent.values()), np.int64)
-    return _Samples(list(number), np.array(group, np.int64), dur, zeros, zeros, zeros > 0)
+def _by_kernel(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
+    """A sample for each kernel that ran."""
+    for key, pieces in _pieces(account, by, filters):
+        works = [of.work.total(of.rows) for of in pieces]
+        yield (
+            key,
+            _Samples(
+                np.concatenate([_cells(of, of.ops.dur) for of in pieces]),
+                sum(
+                    int(work.flops[of.kernels].sum())
+                    for work, of in zip(works, pieces, strict=True)
+                ),
+                sum(
+                    int(work.bytes[of.kernels].sum())
+                    for work, of in zip(works, pieces, strict=True)
+                ),
+                any(work.bound[of.kernels].any() for work, of in zip(works, pieces, strict=True)),
+                (_median_kernel_rate(pieces, 0), _median_kernel_rate(pieces, 1)),
+                _waited(account, pieces),
+            ),
+        )
 
 
-def _by_phase(
-    session: Session,
-    steps: Table,
-    ops: Sequence[Timed],
-    by: Sequence[By],
-    filters: Sequence[Filter],
-) -> _Samples:
-    """Every step, with the time that its caller waited; its work is that of its ops, or unknown if
-    a step of its group had kernels on a device."""
-    row = {step: i for i, step in enumerate(steps["step"].tolist())}
-    step_of = dict(session.computes.tuples("compute", "step"))
-    n_flops, n_bytes = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
-    bound = np.zeros(len(steps), np.bool_)
-    for of in ops:
-        work, at = session.work(of), row[step_of[of.compute]]
-        n_flops[at] += work.flops.sum()
-        n_bytes[at] += work.bytes.sum()
-        bound[at] |= work.bound.any()
+def _cells(piece: _Piece, of: Matrix) -> Matrix:
+    cells: Matrix = of[np.ix_(piece.rows, piece.kernels)].ravel()
+    return cells
+
+
+def _median_kernel_rate(pieces: Sequence[_Piece], which: Literal[0, 1]) -> float | None:
+    """The median of FLOPs (0) or bytes (1) per second of the kernels that have any."""
+    rates = []
+    for of in pieces:
+        for kernel in of.kernels.tolist():
+            amounts, dur = of.work.of_kernel(kernel)[which][of.rows], of.ops.dur[of.rows, kernel]
+            rates.append(_rates(amounts, dur))
+    return _median(np.concatenate(rates))
+
+
+def _waited(account: Account, pieces: Sequence[_Piece]) -> int | None:
+    """None unless all kernels of the session have waits."""
+    if any(of.wait is None for of in account.ops):
+        return None
+    waits = ((of, of.ops.wait) for of in pieces)
+    return sum(int(_cells(of, wait).sum(dtype=np.int64)) for of, wait in waits if wait is not None)
+
+
+def _by_compute(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
+    """A sample for each compute and group: its kernels, combined."""
+    for key, pieces in _pieces(account, by, filters):
+        computes = np.concatenate([of.ops.compute[of.rows] for of in pieces])
+        present, at = np.unique(computes, return_inverse=True)
+        dur, n_flops, n_bytes, bound = np.zeros((4, len(present)), np.int64)
+        begin = 0
+        for of in pieces:
+            these = at[begin : begin + len(of.rows)]
+            begin += len(of.rows)
+            cells = of.ops.dur[np.ix_(of.rows, of.kernels)]
+            np.add.at(dur, these, cells.sum(axis=1, dtype=np.int64))
+            for kernel in of.kernels.tolist():
+                amounts = zip((n_flops, n_bytes, bound), of.work.of_kernel(kernel), strict=True)
+                for total, amount in amounts:
+                    np.add.at(total, these, amount[of.rows])
+        yield key, _samples(dur, n_flops, n_bytes, bound > 0, _waited(account, pieces))
+
+
+def _by_layer_runs(account: Account) -> Groups:
+    """A sample for each layer of each compute, for logs without ops."""
+    spent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for of in account.layers:
+        for column, layer in enumerate(of.label.tolist()):
+            dur = of.dur[:, column].tolist()
+            for compute, ns in zip(of.compute.tolist(), dur, strict=True):
+                spent[layer][compute] += ns
+    for layer, by_compute in spent.items():
+        zeros = np.zeros(len(by_compute), np.int64)
+        dur = np.array(list(by_compute.values()), np.int64)
+        yield (layer,), _samples(dur, zeros, zeros, zeros > 0)
+
+
+def _by_step(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
+    """A sample for each step, with the time that its caller waited; its work is that of its ops, or
+    unknown if a step of its group had kernels on a device."""
+    session, steps = account.session, account.steps
+    n_flops, n_bytes, bound, untimed = np.zeros((4, len(steps)), np.int64)
+    for of in account.ops:
+        work, at = session.work(of).of_computes(), account.rows_of(of)
+        np.add.at(n_flops, at, work.flops)
+        np.add.at(n_bytes, at, work.bytes)
+        np.add.at(bound, at, work.bound)
+        untimed[at] |= bool(untimed_backends(session.graphs[session.plans[of.plan].graph]))
     needed = {*by, *(of.key for of in filters)}
-    values = {key: step_values(session, steps, key) for key in OF_STEP if key in needed}
-    keys: list[Key] = list(zip(*(values[key] for key in OF_STEP if key in by), strict=True))
-    if tuple(by) != tuple(key for key in OF_STEP if key in by):
-        keys = [key[::-1] for key in keys]
-    for kept in filters:
-        column = next(of for key, of in values.items() if key == kept.key)
-        keys = [k if kept.accepts(v) else LEFT_OUT for k, v in zip(keys, column, strict=True)]
-    number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
-    group = np.array([number[key] for key in keys], np.int64)
-    graph_of = {of.compute: session.graphs[session.plans[of.plan].graph] for of in ops}
-    untimed = [row[step_of[c]] for c, graph in graph_of.items() if untimed_backends(graph)]
-    unknown = np.isin(group, group[untimed])
-    n_flops[unknown] = n_bytes[unknown] = bound[unknown] = 0
-    return _Samples(list(number), group, steps["end"] - steps["begin"], n_flops, n_bytes, bound)
+    values: dict[By, list[Value]] = {
+        key: step_values(session, steps, key) for key in OF_STEP if key in needed
+    }
+    rows_of: dict[Key, list[int]] = defaultdict(list)
+    for row in range(len(steps)):
+        if all(of.accepts(values[of.key][row]) for of in filters):
+            rows_of[tuple(values[key][row] for key in by)].append(row)
+    for key, rows in rows_of.items():
+        if untimed[rows].any():
+            n_flops[rows] = n_bytes[rows] = bound[rows] = 0
+        samples = account.total[rows], n_flops[rows], n_bytes[rows], bound[rows] > 0
+        yield key, _samples(*samples)
+
+
+def _samples(
+    dur: Int64, n_flops: Int64, n_bytes: Int64, bound: NDArray[np.bool_], wait: int | None = None
+) -> _Samples:
+    rates = (_median(_rates(n_flops, dur)), _median(_rates(n_bytes, dur)))
+    return _Samples(dur, int(n_flops.sum()), int(n_bytes.sum()), bool(bound.any()), rates, wait)
 
 
 # --- tables ---
 
 
-def _kept_samples(samples: _Samples) -> _Samples:
-    """Those that the filters did not leave out."""
-    if LEFT_OUT not in samples.key:
-        return samples
-    kept = samples.group != samples.key.index(LEFT_OUT)
-    columns = {of.name: getattr(samples, of.name) for of in fields(samples) if of.name != "key"}
-    return replace(samples, **{name: of[kept] for name, of in columns.items() if of is not None})
-
-
-def _report(by: Sequence[By], counted: str, samples: _Samples) -> Report:
-    """One row for each group with samples: the slowest first, layers and phases in order."""
-    samples = _kept_samples(samples)
-    order = np.argsort(samples.group, kind="stable")
-    sorted_groups = samples.group[order]
-    present, begin = np.unique(sorted_groups, return_index=True)
-    groups = np.split(order, begin[1:]) if len(order) else []
-    all_time = int(samples.dur.sum())
+def _report(by: Sequence[By], counted: str, groups: Groups) -> Report:
+    """One row for each group: the slowest first, layers and phases in order."""
     rows: list[list[Cell]] = []
     bounded = False
-    for number, at in zip(present.tolist(), groups, strict=True):
-        dur = samples.dur[at]
-        total = int(dur.sum())
-        quantiles = np.quantile(dur, (0.5, 0.9, 0.99)).tolist()
-        work = (int(samples.flops[at].sum()), int(samples.bytes[at].sum()))
-        bound = bool(samples.bound[at].any())
-        rates = [rate_of(amount, total, bound) for amount in work]
-        middle = [_median_rate(of[at], dur) for of in (samples.flops, samples.bytes)]
-        bounded |= bound
-        share = total / all_time if all_time else None
-        mean = total / len(dur)
-        wait = None if samples.wait is None else int(samples.wait[at].sum())
-        first = [*samples.key[number], len(dur), total, share, mean]
-        rows.append([*first, *quantiles, rates[0], middle[0], rates[1], middle[1], wait])
-    rows.sort(key=lambda row: (*map(_rank, by, row), -int(row[len(by) + 1] or 0)))
+    for key, of in groups:
+        n, total = len(of.dur), int(of.dur.sum(dtype=np.int64))
+        copy = of.dur.astype(np.float64)
+        quantiles = np.quantile(copy, (0.5, 0.9, 0.99), overwrite_input=True).tolist()
+        n_flops, n_bytes = (rate_of(work, total, of.bound) for work in (of.flops, of.bytes))
+        rates = [n_flops, of.rates[0], n_bytes, of.rates[1]]
+        bounded |= of.bound
+        rows.append([*key, n, total, None, total / n, *quantiles, *rates, of.wait])
+    at = len(by) + 1
+    all_time = sum(int(row[at] or 0) for row in rows)
+    for row in rows:
+        row[at + 1] = int(row[at] or 0) / all_time if all_time else None
+    rows.sort(key=lambda row: (*map(_rank, by, row), -int(row[at] or 0)))
     units: dict[By, Unit] = {"layer": "layer", "context": "id"}
     columns = [
         *(Column(key, units.get(key, "text")) for key in by),
@@ -331,10 +353,15 @@ def _report(by: Sequence[By], counted: str, samples: _Samples) -> Report:
     return Report(title, columns, rows, [BOUND] * bounded, labels=len(by))
 
 
-def _median_rate(amounts: Int64, dur: Int64) -> float | None:
-    """The median of the rates, per second; None if nothing has one."""
+def _rates(amounts: Int64, dur: Matrix) -> NDArray[np.float64]:
+    """Per second, of what has any."""
     known = (amounts > 0) & (dur > 0)
-    return float(np.median(amounts[known] / dur[known])) * 1e9 if known.any() else None
+    rates: NDArray[np.float64] = amounts[known] / dur[known]
+    return rates
+
+
+def _median(rates: NDArray[np.float64]) -> float | None:
+    return float(np.median(rates, overwrite_input=True)) * 1e9 if len(rates) else None
 
 
 def _rank(key: By, value: Cell) -> int:
@@ -344,26 +371,18 @@ def _rank(key: By, value: Cell) -> int:
     return int(value or 0) if key in IN_ORDER else 0
 
 
-def _joined(pieces: Sequence[Int64 | NDArray[np.bool_]]) -> Int64:
-    column: Int64 = np.concatenate([np.zeros(0, np.int64), *pieces])
-    return column
+def thread_report(threads: Table) -> Report:
+    """Busy and waiting time of every thread, and how evenly the work of a compute is spread, from
+    rows of `Session.threads`.
 
-
-def thread_report(ops: Sequence[Timed]) -> Report:
-    """Busy and waiting time of every thread, and how evenly the work of a compute is spread.
-
-    Busy is the time in kernels without their barriers. Imbalance is the sum over computes of the
-    busiest thread's time, divided by that of the mean thread: 1 if all threads work equally.
+    Imbalance is the sum over computes of the busiest thread's time, divided by that of the mean
+    thread: 1 if all threads work equally.
     """
-    recorded = [of for of in ops if of.wait is not None]
     per_thread: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     busy_of: dict[int, list[int]] = defaultdict(list)
-    for of in recorded:
-        assert of.wait is not None
-        dur, wait = int(of.dur.sum()), int(of.wait.sum())
-        between = 0 if of.gap is None else int(of.gap.sum())
-        per_thread[of.thread].append((len(of.dur), dur - wait, wait + between))
-        busy_of[of.compute].append(dur - wait)
+    for compute, thread, *of in threads.tuples("compute", "thread", "kernels", "busy", "waiting"):
+        per_thread[thread].append((of[0], of[1], of[2]))
+        busy_of[compute].append(of[1])
     rows: list[list[Cell]] = []
     for thread, of_thread in sorted(per_thread.items()):
         n, busy, waiting = (sum(column) for column in zip(*of_thread, strict=True))

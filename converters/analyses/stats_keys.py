@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.graph.kernels import kernel_nodes, weight_read
 from llamacpp_instr.log.graph.ops import VIEW_OPS
 from llamacpp_instr.log.graph.timeline import plan_timeline
@@ -182,17 +183,13 @@ def _marks_of(marks: Table, steps: Table) -> list[Value]:
     return found
 
 
-def where_of(session: Session, steps: Table, keys: Collection[By]) -> Where:
-    """For each compute of `steps` the values of those of `keys` that are of steps."""
+def where_of(account: Account, keys: Collection[By]) -> Where:
+    """For each compute of the steps the values of those of `keys` that are of steps."""
     values: list[tuple[By, list[Value]]] = [
-        (key, step_values(session, steps, key)) for key in OF_STEP if key in keys
+        (key, step_values(account.session, account.steps, key)) for key in OF_STEP if key in keys
     ]
-    of_step = {
-        step: {key: column[i] for key, column in values}
-        for i, step in enumerate(steps["step"].tolist())
-    }
-    computes = session.computes.tuples("compute", "step")
-    return {compute: of_step[step] for compute, step in computes if step in of_step}
+    of_step = [{key: column[i] for key, column in values} for i in range(len(account.steps))]
+    return {compute: of_step[row] for compute, row in account.row.items()}
 
 
 def kernel_keys(

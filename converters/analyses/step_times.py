@@ -6,9 +6,7 @@ there, never 0. Failed steps and warm-up runs are left out.
 
 from __future__ import annotations
 
-import math
 import re
-from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
 
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses.machine import compute_machine
 from llamacpp_instr.converters.analyses.noise import MIN_BLOCKS, SampleBlocks, cut_blocks
+from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import counted_steps, steps_inside
 
@@ -43,11 +42,8 @@ class StepTimes:
         self.taken = machine.share if machine and machine.is_disturbed else 0.0
         """share of the process's time that a disturbed machine took"""
         self.phases = set(self.steps["phase"].tolist())
-        step_of = session.computes.tuples("compute", "step")
-        at = {step: i for i, step in enumerate(self.steps["step"].tolist())}
-        self.column = {compute: at[step] for compute, step in step_of if step in at}
-        ran = (of.plan for of in session.ops if of.thread == 0 and of.compute in self.column)
-        self.plans = list(dict.fromkeys(ran))
+        self.account = Account(session, self.steps)
+        self.plans = list(dict.fromkeys(of.plan for of in self.account.ops))
         """the plans that ran in these steps, in order"""
 
     @property
@@ -96,21 +92,16 @@ class StepTimes:
 
     def by_unit(self, of_kernel: dict[int, NDArray[np.int64]], n_units: int) -> Float64:
         """ns of thread 0, (units, steps)."""
-        taken: dict[int, tuple[list[int], list[NDArray[np.int64]]]] = defaultdict(lambda: ([], []))
-        for ops in self.session.ops:
-            if ops.thread == 0 and ops.compute in self.column:
-                taken[ops.plan][0].append(self.column[ops.compute])
-                taken[ops.plan][1].append(ops.dur)
-        self._check_cells(n_units, sum(d.size for _, durs in taken.values() for d in durs))
+        self._check_cells(n_units, sum(of.dur.size for of in self.account.ops))
         total: Float64 = np.zeros((len(self.steps), n_units))
         present = np.zeros((len(self.steps), n_units), np.bool_)
-        for plan, (columns, durs) in taken.items():
-            if not len(of_kernel[plan]):
+        for ops in self.account.ops:
+            if not len(of_kernel[ops.plan]):
                 continue
-            order = np.argsort(of_kernel[plan], kind="stable")
-            units, first = np.unique(of_kernel[plan][order], return_index=True)
-            sums = np.add.reduceat(np.array(durs, np.float64)[:, order], first, axis=1)
-            places = np.array(columns)[:, None], units
+            order = np.argsort(of_kernel[ops.plan], kind="stable")
+            units, first = np.unique(of_kernel[ops.plan][order], return_index=True)
+            sums = np.add.reduceat(ops.dur[:, order].astype(np.float64), first, axis=1)
+            places = self.account.rows_of(ops)[:, None], units
             np.add.at(total, places, sums)
             present[places] = True
         total[~present] = np.nan
@@ -119,24 +110,21 @@ class StepTimes:
     def work_by_unit(self, work: dict[int, Float64], n_units: int) -> Float64:
         """The work of each step, (units, steps); `work` has one compute of each plan, by unit."""
         total: Float64 = np.zeros((n_units, len(self.steps)))
-        for ops in self.session.ops:
-            if ops.thread == 0 and ops.compute in self.column:
-                total[:, self.column[ops.compute]] += work[ops.plan]
+        for ops in self.account.ops:
+            np.add.at(total.T, self.account.rows_of(ops), work[ops.plan])
         return total
 
     def by_layer(self) -> dict[Hashable, Float64]:
-        ran = [of for of in self.session.layers if of.compute in self.column]
-        labels = [of.label for of in ran if of.label is not None]
-        every = np.concatenate([np.zeros(0, np.int64), *labels])
-        self._check_cells(len(np.unique(every)), len(every))
+        layers = self.account.layers
+        every = {label for of in layers for label in of.label.tolist()}
+        self._check_cells(len(every), sum(of.dur.size for of in layers))
         found: dict[Hashable, Float64] = {}
-        for layers in ran:
-            at = self.column[layers.compute]
-            if layers.label is None:
-                continue
-            for layer, dur in zip(layers.label.tolist(), layers.dur.tolist(), strict=True):
+        for of in layers:
+            rows = self.account.rows_of(of)
+            for layer, dur in zip(of.label.tolist(), of.dur.T, strict=True):
                 row = found.setdefault(layer, np.full(len(self.steps), np.nan))
-                row[at] = dur + (0.0 if math.isnan(row[at]) else row[at])
+                row[rows[np.isnan(row[rows])]] = 0
+                np.add.at(row, rows, dur)
         return found
 
     def _check_cells(self, n_rows: int, n_measured: int) -> None:

@@ -19,18 +19,14 @@ from llamacpp_instr.converters.analyses.findings import compute_findings, gather
 from llamacpp_instr.converters.analyses.machine import Machine
 from llamacpp_instr.converters.analyses.marks import compute_marks
 from llamacpp_instr.converters.analyses.stats import op_table
-from llamacpp_instr.converters.analyses.tree import beside, by_layer, by_op
+from llamacpp_instr.log.account import BESIDE, LAYERS, Account
 from llamacpp_instr.log.graph import ops as knowledge
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.log.steps import PHASES, WARM_UP, counted_steps, phase_of_compute
+from llamacpp_instr.log.steps import WARM_UP, counted_steps
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
 
 TOP_OPS, MOST_ROWS = 10, 100
-BESIDE = (
-    "compute", "between ops", "KV slots", "graph build", "the device", "the recorder", "the rest",
-)  # fmt: skip
-"""what a step does beside its blocks"""
 OWN_MARK = re.compile(rf"{WARM_UP}|run \d+")
 ALL_LAYERS = 12
 """all layers are shown up to this number; with more, only the slowest, and what is outside"""
@@ -40,26 +36,22 @@ def compute_summary(session: Session, probe: Probe | None = None) -> list[Report
     """The sections of the summary, without those that the log has no data for. `probe` is of the
     machine that recorded it, if there is one."""
     steps, notes = counted_steps(session)
-    phase_of = phase_of_compute(session, steps)
-    facts = gather_facts(session, steps, probe)
+    account = Account(session, steps)
+    facts = gather_facts(account, probe)
     clock = clock_report(facts.clock, facts.requests)
     sections = [
         _overview(session, clock_sentences(clock, len(facts.requests))),
         compute_findings(facts),
         clock,
-        _speed(session, steps, notes),
-        _time(session, steps, phase_of),
-        _layers(session, steps, phase_of),
-        _top_ops(session, phase_of),
+        _speed(account, notes),
+        _time(account),
+        _layers(account),
+        _top_ops(account),
         _marks(session),
         _memory(session),
         _recorder(session, facts.machine),
     ]
     return [replace(of, most=MOST_ROWS) for of in sections if of.rows or of.notes]
-
-
-def _phases(steps: Table) -> list[str]:
-    return [phase for phase in PHASES if (steps["phase"] == phase).any()]
 
 
 # --- sections ---
@@ -97,9 +89,10 @@ def _overview(session: Session, speed: list[list[Cell]]) -> Report:
     return Report("Session", columns, rows, notes, headed=False, figures=figures)
 
 
-def _speed(session: Session, steps: Table, notes: list[str]) -> Report:
+def _speed(account: Account, notes: list[str]) -> Report:
+    session, steps = account.session, account.steps
     rows: list[list[Cell]] = []
-    for phase in _phases(steps):
+    for phase in account.phases:
         of_phase = steps.rows(steps["phase"] == phase)
         dur = of_phase["end"] - of_phase["begin"]
         tokens, total = int(of_phase["n_tokens"].sum()), int(dur.sum())
@@ -156,34 +149,26 @@ def _fault_notes(steps: Table, figures: Figures) -> Iterator[str]:
         )
 
 
-def _time(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
+def _time(account: Account) -> Report:
     """Every nanosecond of the steps, by block and by other activity."""
-    phases = _phases(steps)
-    spent: dict[str, dict[str, int]] = {phase: defaultdict(int) for phase in phases}
-    for (phase, _, block, _), ns in by_op(session, phase_of, "time")[0].items():
-        spent[phase][block] += ns
-    for phase, of in spent.items():
-        of |= beside(session, steps, phase_of, phase, session.ops, sum(of.values()))
-    totals = _phase_totals(steps)
-    order = [*knowledge.BLOCKS, *BESIDE]
-    by_block = {what: {phase: spent[phase][what] for phase in phases} for what in order}
+    spent = {phase: defaultdict(int, account.of_phase(phase)) for phase in account.phases}
+    for place, ns in account.by_place()[0].items():
+        if place.block:
+            spent[place.phase][place.block] += ns
+    order = [*knowledge.BLOCKS, LAYERS, *BESIDE]
+    by_block = {what: {phase: of[what] for phase, of in spent.items()} for what in order}
     rows = _phase_rows(
-        [(what, by_block[what]) for what in order if any(by_block[what].values())], totals
+        [(what, by_block[what]) for what in order if any(by_block[what].values())], account
     )
     notes = ["The rest is inputs, readback and llama.cpp's own bookkeeping."]
     if any(by_block["between ops"].values()):
         notes.insert(0, "Between ops, thread 0 waits until the other threads have ended theirs.")
-    if not session.ops:
+    if not account.session.ops:
         notes.append("No ops were recorded: blocks need the level detailed.")
-    if not len(session.computes):
+    if not len(account.session.computes):
         return Report("Where the time went", [], [])
-    return Report("Where the time went", _phase_columns(Column("Block"), phases), rows, notes)
-
-
-def _phase_totals(steps: Table) -> dict[str, int]:
-    """The time of each phase's steps, as the caller saw it."""
-    dur = steps["end"] - steps["begin"]
-    return {phase: int(dur[steps["phase"] == phase].sum()) for phase in _phases(steps)}
+    columns = _phase_columns(Column("Block"), account.phases)
+    return Report("Where the time went", columns, rows, notes)
 
 
 def _phase_columns(first: Column, phases: list[str]) -> list[Column]:
@@ -192,9 +177,10 @@ def _phase_columns(first: Column, phases: list[str]) -> list[Column]:
 
 
 def _phase_rows(
-    spent: list[tuple[str | int, dict[str, int]]], totals: dict[str, int]
+    spent: list[tuple[str | int, dict[str, int]]], account: Account
 ) -> list[list[Cell]]:
-    """Rows of a label, then time and share of each phase; `totals` has the times of its steps."""
+    """Rows of a label, then time and share of each phase."""
+    totals = {phase: sum(account.of_phase(phase).values()) for phase in account.phases}
     rows: list[list[Cell]] = []
     for label, by_phase in spent:
         row: list[Cell] = [label]
@@ -204,14 +190,13 @@ def _phase_rows(
     return rows
 
 
-def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
-    phases = _phases(steps)
-    found = by_layer(session, phase_of)
+def _layers(account: Account) -> Report:
+    found = account.by_layer
     spent = {
-        layer: {phase: found.get((phase, layer, "", ""), 0) for phase in phases}
-        for layer in sorted({layer for _, layer, _, _ in found})
+        layer: {phase: found.get((phase, layer), 0) for phase in account.phases}
+        for layer in sorted({layer for _, layer in found})
     }
-    rows = _phase_rows(list(spent.items()), _phase_totals(steps))
+    rows = _phase_rows(list(spent.items()), account)
     notes = ["From a layer's first kernel to its last; stats --by layer adds up its kernels."]
     if not rows:
         return Report("Layers", [], [])
@@ -223,18 +208,17 @@ def _layers(session: Session, steps: Table, phase_of: dict[int, str]) -> Report:
         figures["median layer"] = (median, "ns")
         notes.append(f"The slowest of {len(total)}; the median layer took {shown(median, 'ns')}.")
         rows = [row for row in rows if row[0] in (-1, *slowest)]
-    columns = _phase_columns(Column("Layer", "layer"), phases)
+    columns = _phase_columns(Column("Layer", "layer"), account.phases)
     return Report("Layers", columns, rows, notes, figures=figures)
 
 
-def _top_ops(session: Session, phase_of: dict[int, str]) -> Report:
-    ran = [of for of in session.ops if of.thread == 0 and of.compute in phase_of]
-    table = op_table(session, ran)
+def _top_ops(account: Account) -> Report:
+    table = op_table(account)
     shown_keys = ("op", "count", "total", "share", "mean", "flop_per_s", "bytes_per_s")
     at = [table.keys().index(key) for key in shown_keys]
     rows = [[row[i] for i in at] for row in table.rows]
     notes = list(table.notes)
-    if rows and (untimed := untimed_note(session)):
+    if rows and (untimed := untimed_note(account.session)):
         notes.append(untimed)
     figures: Figures = {"ops": (len(rows), "count")}
     if len(rows) > TOP_OPS:

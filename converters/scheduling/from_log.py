@@ -18,8 +18,9 @@ from llamacpp_instr.converters.scheduling.tasks import Int64
 from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, timed_graph
 from llamacpp_instr.log.graph.kernels import KernelWork, untimed_backends
 from llamacpp_instr.log.schema import Graph, Plan
-from llamacpp_instr.log.session import Session, Timed
+from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES, counted_steps
+from llamacpp_instr.log.timings import Timings
 
 
 @dataclass(frozen=True)
@@ -50,32 +51,32 @@ def recorded_graph(
     """
     _check(session)
     computes, what, notes = _computes(session, phase, step)
-    groups: dict[bytes, list[Timed]] = {}
-    keys: dict[int, bytes] = {}
-    for ops in session.ops:
-        if ops.thread == 0 and ops.compute in computes and ops.plan >= 0:
-            if ops.plan not in keys:
-                plan = session.plans[ops.plan]
-                keys[ops.plan] = _shape_key(session.graphs[plan.graph], plan)
-            groups.setdefault(keys[ops.plan], []).append(ops)
+    groups: dict[bytes, list[Timings]] = {}
+    for of in session.ops:
+        if of.thread == 0 and of.plan >= 0:
+            ops = of.rows([i for i, n in enumerate(of.compute.tolist()) if n in computes])
+            plan = session.plans[ops.plan]
+            if len(ops):
+                key = _shape_key(session.graphs[plan.graph], plan)
+                groups.setdefault(key, []).append(ops)
     if not groups:
         raise UsageError(f"{session.path}: no ops in {what}; record with --level detailed")
-    timed = max(groups.values(), key=len)
-    plan = session.plans[timed[-1].plan]
+    timed = max(groups.values(), key=lambda of: sum(map(len, of)))
+    plan = session.plans[max(timed, key=lambda of: of.place[-1]).plan]
     graph = session.graphs[plan.graph]
     if untimed := untimed_backends(graph):
         raise UsageError(
             f"{session.path}: {', '.join(untimed)} ran part of the graph, and only kernels of the"
             " CPU are timed; record on the CPU"
         )
-    durations = np.stack([ops.dur for ops in timed])
+    durations = np.concatenate([ops.dur for ops in timed])
     low, middle, high = np.percentile(durations, [25, 50, 75], axis=0).round().astype(np.int64)
     made = timed_graph(graph, plan, middle, _median_work(session, timed), layers, session.path)
-    rows = [computes[ops.compute] for ops in timed]
+    rows = [computes[compute] for ops in timed for compute in ops.compute.tolist()]
     threads = int(session.computes["n_threads"][rows].max())
-    rest = np.median(session.computes["dur"][rows] - durations.sum(axis=1))
-    found = Recorded(made, (low, high), max(0, int(rest)), len(timed), threads, [])
-    others = sum(map(len, groups.values())) - len(timed)
+    rest = np.median(session.computes["dur"][rows] - durations.sum(axis=1, dtype=np.int64))
+    found = Recorded(made, (low, high), max(0, int(rest)), len(rows), threads, [])
+    others = sum(len(ops) for group in groups.values() for ops in group) - len(rows)
     found.notes.extend([*_notes(found, what, others), *notes, *session.log_end.notes()])
     return found
 
@@ -129,12 +130,17 @@ def _shape_key(graph: Graph, plan: Plan) -> bytes:
     )
 
 
-def _median_work(session: Session, timed: Sequence[Timed]) -> KernelWork:
+def _median_work(session: Session, timed: Sequence[Timings]) -> KernelWork:
     """The median work of each kernel: attention reads more cells with every token."""
     works = [session.work(ops) for ops in timed]
-    n_bytes = np.median([work.bytes for work in works], axis=0).astype(np.int64)
-    n_flops = np.median([work.flops for work in works], axis=0).astype(np.int64)
-    return KernelWork(n_flops, n_bytes, np.any([work.bound for work in works], axis=0))
+    n_flops, n_bytes = works[0].flops.copy(), works[0].bytes.copy()
+    bound = np.zeros(len(n_flops), np.bool_)
+    for kernel in works[0].varying:
+        columns = zip(*(work.varying[kernel] for work in works), strict=True)
+        flops, moved, bounds = (np.concatenate(column) for column in columns)
+        n_flops[kernel], n_bytes[kernel] = np.median(flops), np.median(moved)
+        bound[kernel] = bounds.any()
+    return KernelWork(n_flops, n_bytes, bound)
 
 
 def _notes(found: Recorded, what: str, others: int) -> list[str]:

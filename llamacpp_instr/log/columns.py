@@ -62,9 +62,13 @@ class Columns:
         self.add([getattr(event, name) for name in self._kinds])
 
     def table(self) -> Table:
-        """The rows so far."""
-        types = {"q": np.int64, "b": np.bool_, "O": object}
-        return Table({n: np.array(self._columns[n], types[k]) for n, k in self._kinds.items()})
+        """The rows so far, which share their memory with these columns: add none after it."""
+        types = {"q": np.int64, "b": np.bool_}
+        return Table({
+            name: np.array(self._columns[name], object) if kind == "O"
+            else np.frombuffer(self._columns[name], types[kind])
+            for name, kind in self._kinds.items()
+        })  # fmt: skip
 
 
 @cache

@@ -20,11 +20,13 @@ may yet turn out to be a mark's, and SPANS spans, of CONTEXTS_KEPT contexts.
 
 from __future__ import annotations
 
+import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -272,16 +274,12 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
         for request in finder.step(row, *arguments):
             request.steps.append(row)
 
-    parts = parts_of_steps(session, steps)
-    columns = (steps[name].tolist() for name in ("step", "ctx", "begin", "end"))
-    calls: list[_Call] = [
-        (end, 0, step, (row, ctx, begin, end, parts[number]))
-        for row, (number, ctx, begin, end) in enumerate(zip(*columns, strict=True))
-    ]
-    calls += _tokens(finder, session, steps)
-    calls += _marks(finder, session.marks)
-    calls.sort(key=lambda call: call[:2])
-    for _, _, call, arguments in calls:
+    calls = (
+        _steps(step, steps, parts_of_steps(session, steps)),
+        _tokens(finder.token, session.tokens, steps),
+        _marks(finder.span, session.marks),
+    )
+    for _, _, call, arguments in heapq.merge(*calls, key=itemgetter(0, 1)):
         call(*arguments)
     finder.finish()
     found.sort(key=lambda request: (request.begin, request.ctx, request.seq))
@@ -302,16 +300,26 @@ def parts_of_steps(session: Session, steps: Table) -> dict[int, list[Part]]:
     return found
 
 
-def _tokens(finder: RequestFinder, session: Session, steps: Table) -> Iterator[_Call]:
+def _steps(
+    step: Callable[..., object], steps: Table, parts: Mapping[int, list[Part]]
+) -> Iterator[_Call]:
+    order = np.argsort(steps["end"], kind="stable")
+    columns = (steps[name][order].tolist() for name in ("step", "ctx", "begin", "end"))
+    for row, number, ctx, begin, end in zip(order.tolist(), *columns, strict=True):
+        yield end, 0, step, (row, ctx, begin, end, parts[number])
+
+
+def _tokens(token: Callable[..., object], tokens: Table, steps: Table) -> Iterator[_Call]:
     row = {step: i for i, step in enumerate(steps["step"].tolist())}
-    tokens = session.tokens
-    columns = (tokens[name].tolist() for name in ("ctx", "seq", "step", "t", "dur"))
+    order = np.argsort(tokens["t"] + tokens["dur"], kind="stable")
+    columns = (tokens[name][order].tolist() for name in ("ctx", "seq", "step", "t", "dur"))
     for ctx, seq, step, t, dur in zip(*columns, strict=True):
-        yield t + dur, 1, finder.token, (ctx, seq, row.get(step, -1), t, dur)
+        yield t + dur, 1, token, (ctx, seq, row.get(step, -1), t, dur)
 
 
-def _marks(finder: RequestFinder, marks: Table) -> Iterator[_Call]:
-    columns = (marks[name].tolist() for name in ("seq", "begin", "end", "name"))
+def _marks(span: Callable[..., object], marks: Table) -> Iterator[_Call]:
+    order = np.argsort(marks["end"], kind="stable")
+    columns = (marks[name][order].tolist() for name in ("seq", "begin", "end", "name"))
     for seq, begin, end, name in zip(*columns, strict=True):
         if seq >= 0 and end >= 0:
-            yield end, 2, finder.span, (seq, begin, end, name)
+            yield end, 2, span, (seq, begin, end, name)

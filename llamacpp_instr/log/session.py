@@ -1,7 +1,7 @@
 """A log as a whole: its facts as events, its measurements as columns.
 
 Invariant: every event is whole (`resolve`). A Session contains every context, graph and plan that
-it refers to, and the columns of `ops` are as long as their plan. Times are absolute, in ns.
+it refers to, and a row of `ops` is as long as its plan. Times are absolute, in ns.
 """
 
 from __future__ import annotations
@@ -14,52 +14,20 @@ from operator import setitem
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.base.progress import OnProgress
 from llamacpp_instr.log import schema
-from llamacpp_instr.log.columns import Columns, interval_columns, kinds_of
+from llamacpp_instr.log.columns import Columns, kinds_of
 from llamacpp_instr.log.columns import Table as Table
 from llamacpp_instr.log.graph.attention import Ubatch
-from llamacpp_instr.log.graph.kernels import Kernels, KernelWork, plan_kernels
+from llamacpp_instr.log.graph.kernels import Kernels, Work, plan_kernels
 from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.parts import read_run
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.runs import Run
+from llamacpp_instr.log.timings import Timings, TimingsCollector
 from llamacpp_instr.log.waits import with_result_times
-
-Int64 = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Timed:
-    """The kernels, layers or splits of one compute on one thread, one after the other.
-
-    The columns have equal lengths; `begin` and `end` are absolute.
-    """
-
-    compute: int
-    thread: int
-    plan: int
-    """-1 for layers and splits"""
-    t: int
-    gap: Int64 | None
-    dur: Int64
-    wait: Int64 | None = None
-    """of `dur`, inside barriers; kernels at `verbose` only"""
-    label: Int64 | None = None
-    """layer or split; None for kernels, whose labels are in the plan"""
-
-    @property
-    def end(self) -> Int64:
-        return self.t + np.cumsum(self.dur if self.gap is None else self.dur + self.gap)
-
-    @property
-    def begin(self) -> Int64:
-        return self.end - self.dur
 
 
 @dataclass
@@ -87,9 +55,13 @@ class Session:
     sequence; `pos` is its first position"""
     computes: Table
     """the keys of `compute`"""
-    ops: list[Timed]
-    layers: list[Timed]
-    splits: list[Timed]
+    ops: list[Timings]
+    """kernels of thread 0, which takes part in each; of all threads if `every_thread` was set"""
+    threads: Table
+    """compute, thread, kernels, busy, waiting: the kernels of each thread, ns in them without their
+    barriers, and ns in barriers, inside kernels and between them (verbose)"""
+    layers: list[Timings]
+    splits: list[Timings]
     syncs: Table
     kv: Table
     tokens: Table
@@ -122,26 +94,30 @@ class Session:
                 raise LogError(f"plan {plan}: impossible tensor sizes", self.path) from None
         return self._kernels[plan]
 
-    def work(self, ops: Timed) -> KernelWork:
+    def work(self, ops: Timings) -> Work:
         """What the kernels of `ops` computed and moved."""
         kernels = self.kernels(ops.plan)
         try:
-            return kernels.work(self.ubatches.get(ops.compute))
+            return kernels.works([self.ubatches.get(n) for n in ops.compute.tolist()])
         except OverflowError:
             raise LogError(f"plan {ops.plan}: impossible tensor sizes", self.path) from None
 
 
 def load_session(
-    path: str | Path | Run, on_progress: OnProgress | None = None, lenient: bool = False
+    path: str | Path | Run,
+    on_progress: OnProgress | None = None,
+    lenient: bool = False,
+    every_thread: bool = False,
 ) -> Session:
     """The session of the log at `path` (`-` is standard input) or of a run (`log.runs`), also if
     it was not closed.
 
     `on_progress` gets the number of bytes read and the size of the file. Raises LogError with the
     line number for a line that violates the schema or is not whole (`resolve`); `lenient` leaves
-    such lines and events out, and `log_end` counts them.
+    such lines and events out, and `log_end` counts them. `every_thread` keeps the kernels of all
+    threads, not of the first alone: twice the memory for two threads.
     """
-    (session,) = load_parts(path, on_progress, sys.maxsize, lenient)
+    (session,) = load_parts(path, on_progress, sys.maxsize, lenient, every_thread)
     return session
 
 
@@ -150,6 +126,7 @@ def load_parts(
     on_progress: OnProgress | None = None,
     part_rows: int = 1 << 17,
     lenient: bool = False,
+    every_thread: bool = False,
 ) -> Iterator[Session]:
     """The session of a log in successive parts, for logs larger than memory.
 
@@ -161,7 +138,7 @@ def load_parts(
     run = path if isinstance(path, Run) else Run((str(path),))
     reader = read_run(run, lenient, on_progress)
     refs = Resolver()
-    loader = _Loader(refs, lenient)
+    loader = _Loader(refs, lenient, every_thread)
     for line, event in refs.follow(reader, lenient):
         is_full = loader.n_rows >= part_rows
         # a step that begins is open already
@@ -197,9 +174,10 @@ _LISTS: dict[str, type[schema.Event]] = {
 class _Loader:
     """Collects what events say. Its attributes become those of a `Session`."""
 
-    def __init__(self, refs: Resolver, lenient: bool) -> None:
+    def __init__(self, refs: Resolver, lenient: bool, every_thread: bool) -> None:
         self.refs = refs
         self.lenient = lenient
+        self.every_thread = every_thread
         self.impossible: set[int] = set()
         """plans whose kernels cannot be computed (lenient)"""
         self.end: schema.SessionEnd | None = None
@@ -222,13 +200,13 @@ class _Loader:
         )
         of_part = dict.fromkeys(("step", "seq", "pos", "tokens", "outputs"), "q")
         self.sequences = Columns(of_part | {"prompt": "b"})
+        of_thread = ("compute", "thread", "kernels", "busy", "waiting")
+        self.threads = Columns(dict.fromkeys(of_thread, "q"))
         of_mark = dict.fromkeys(("mark", "name", "begin", "end", "thread", "seq"), "q")
         self.marks = Columns(of_mark | {"name": "O"})
         self.tables = {name: Columns.of(event) for name, event in _TABLES.items()}
         self.lists: dict[str, Any] = {name: [] for name in _LISTS}
-        self.ops: list[Timed] = []
-        self.layers: list[Timed] = []
-        self.splits: list[Timed] = []
+        self.ops, self.layers, self.splits = (TimingsCollector() for _ in range(3))
         self.ubatches: dict[int, Ubatch] = {}
         self.n_rows = 0
         self._takers: dict[type[schema.Event], Callable[[Any], None]] = {
@@ -243,7 +221,7 @@ class _Loader:
             schema.Compute: self._compute,
             schema.Ops: self._ops,
             schema.Layers: self._layers,
-            schema.Splits: self._splits,
+            schema.Splits: self.splits.add,
             schema.Mark: self._mark,
         }
 
@@ -269,9 +247,10 @@ class _Loader:
             plans=self.plans,
             steps=with_result_times(self.steps.table(), others["syncs"]),
             sequences=self.sequences.table(),
-            ops=self.ops,
-            layers=self.layers,
-            splits=self.splits,
+            ops=self.ops.timings(),
+            layers=self.layers.timings(),
+            splits=self.splits.timings(),
+            threads=self.threads.table(),
             marks=self.marks.table(),
             open_steps=open_steps,
             ubatches=self.ubatches,
@@ -308,25 +287,21 @@ class _Loader:
         if event.plan in self.impossible:
             self.refs.left_out += 1
             return
-        wait = None if event.wait is None else np.array(event.wait, np.int64)
-        columns = interval_columns(event)
         self.n_rows += len(event.dur)
-        self.ops.append(Timed(event.compute, event.thread, event.plan, event.t, *columns, wait))
+        if event.wait is not None:
+            wait = sum(event.wait)
+            busy, between = sum(event.dur) - wait, sum(event.gap or ())
+            of_thread = event.compute, event.thread, len(event.dur), busy, wait + between
+            self.threads.add(of_thread)
+        if event.thread == 0 or self.every_thread:
+            self.ops.add(event)
 
     def _layers(self, event: schema.Layers) -> None:
         self.n_rows += len(event.dur)
-        self.layers.append(_labelled(event, event.layer))
-
-    def _splits(self, event: schema.Splits) -> None:
-        self.splits.append(_labelled(event, event.split))
+        self.layers.add(event)
 
     def _mark(self, event: schema.Mark) -> None:
         if event.phase != "begin":
             begin = event if event.phase == "instant" else self.refs.mark
             seq = event.seq if event.seq >= 0 else begin.seq
             self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread, seq))
-
-
-def _labelled(event: schema.Layers | schema.Splits, labels: list[int]) -> Timed:
-    label = np.array(labels, np.int64)
-    return Timed(event.compute, 0, -1, event.t, *interval_columns(event), label=label)

@@ -37,11 +37,11 @@ def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[
     return steps.rows(counts), notes
 
 
-def phase_of_compute(session: Session, steps: Table) -> dict[int, str]:
-    """The phase of every compute in one of `steps`."""
-    phase = dict(steps.tuples("step", "phase"))
+def step_rows(session: Session, steps: Table) -> dict[int, int]:
+    """The row in `steps` of every compute in one of them."""
+    row = {step: i for i, step in enumerate(steps["step"].tolist())}
     computes = session.computes.tuples("compute", "step")
-    return {compute: phase[step] for compute, step in computes if step in phase}
+    return {compute: row[step] for compute, step in computes if step in row}
 
 
 def _in_warm_up(session: Session) -> NDArray[np.bool_]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.log.session import Session, Timed
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.timings import Timings
 from llamacpp_instr.prediction.features import Features, features
 
 Floats = NDArray[np.float64]
@@ -41,47 +42,47 @@ class Sample:
 def samples(session: Session, quantile: float = QUIET) -> list[Sample]:
     """The computes of a session at `detailed`, those with equal graphs and tokens together. The
     first of each is left out, because it builds the graph. `quantile` of them counts."""
-    rows: dict[tuple[int, int, int, int], list[int]] = defaultdict(list)
     computes, table = session.computes, session.steps
     numbers = table["step"].tolist()
     position = dict(zip(numbers, table["pos"].tolist(), strict=True))
     lasting = dict(zip(numbers, (table["end"] - table["begin"]).tolist(), strict=True))
     number = {compute: i for i, compute in enumerate(computes["compute"].tolist())}
-    ops = [of for of in session.ops if of.thread == 0 and of.compute in number]
-    for i, of in enumerate(ops):
-        at = number[of.compute]
-        past = position.get(int(computes["step"][at]), 0)
-        threads, tokens = int(computes["n_threads"][at]), int(computes["n_tokens"][at])
-        rows[of.plan, threads, tokens, past // TOGETHER].append(i)
     found = []
-    for (plan, threads, tokens, _), of_key in rows.items():
-        same = of_key[1:] or of_key
-        times = np.array([_with_barriers(ops[i]) for i in same], np.float64)
-        # the later one of a sequence takes longer, so that the quantile of times is that of pasts
-        middle = ops[same[int(quantile * (len(same) - 1))]]
-        at = number[middle.compute]
-        graph = session.graphs[session.plans[plan].graph]
-        of_plan = features(
-            graph, session.plans[plan], session.ubatches.get(middle.compute), threads
-        )
-        steps = [lasting.get(int(computes["step"][number[ops[i].compute]]), 0) for i in same]
-        found.append(
-            Sample(
-                threads,
-                tokens,
-                position.get(int(computes["step"][at]), 0),
-                of_plan,
-                np.quantile(times, quantile, axis=0, method="lower"),
-                float(np.quantile(steps, quantile, method="lower")),
-                np.array(steps, np.float64),
+    for ops in session.ops:
+        if ops.thread:
+            continue
+        rows: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+        at = [number.get(compute, -1) for compute in ops.compute.tolist()]
+        for row, i in enumerate(at):
+            if i >= 0:
+                past = position.get(int(computes["step"][i]), 0)
+                key = int(computes["n_threads"][i]), int(computes["n_tokens"][i]), past // TOGETHER
+                rows[key].append(row)
+        for (threads, tokens, _), of_key in rows.items():
+            same = of_key[1:] or of_key
+            # the later one of a sequence takes longer, so that the quantile of times is that of
+            # pasts
+            middle = same[int(quantile * (len(same) - 1))]
+            plan = session.plans[ops.plan]
+            ubatch = session.ubatches.get(int(ops.compute[middle]))
+            steps = [lasting.get(int(computes["step"][at[row]]), 0) for row in same]
+            found.append(
+                Sample(
+                    threads,
+                    tokens,
+                    position.get(int(computes["step"][at[middle]]), 0),
+                    features(session.graphs[plan.graph], plan, ubatch, threads),
+                    np.quantile(_with_barriers(ops, same), quantile, axis=0, method="lower"),
+                    float(np.quantile(steps, quantile, method="lower")),
+                    np.array(steps, np.float64),
+                )
             )
-        )
     return found
 
 
-def _with_barriers(ops: Timed) -> NDArray[np.int64]:
+def _with_barriers(ops: Timings, rows: list[int]) -> Floats:
     """The duration of each kernel, up to the beginning of the next one."""
-    if ops.gap is None:
-        return ops.dur
-    after: NDArray[np.int64] = np.append(ops.gap[1:], 0)
-    return ops.dur + after
+    times = ops.dur[rows].astype(np.float64)
+    if ops.gap is not None:
+        times[:, :-1] += ops.gap[rows, 1:]
+    return times

@@ -20,6 +20,7 @@ from llamacpp_instr.converters.analyses.machine import compute_machine
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.model.file import load_model_file
@@ -41,7 +42,7 @@ REPACKED = {"held-twice", "no-interleaved-kernel"}
 
 
 def causes(session: Session, probe: Probe | None = None) -> dict[str, Finding]:
-    found = find_causes(gather_facts(session, counted_steps(session)[0], probe))
+    found = find_causes(gather_facts(Account(session, counted_steps(session)[0]), probe))
     return {finding.rule: finding for finding in found}
 
 
@@ -255,7 +256,8 @@ def test_the_five_that_cost_most_are_told_the_costliest_first(tmp_path: Path) ->
     shares = [row[1] for row in report.rows]
     assert len(shares) == 5
     assert shares == sorted(shares, reverse=True)
-    every = {rule(gather_facts(session, counted_steps(session)[0])) for rule in RULES} - {None}
+    facts = gather_facts(Account(session, counted_steps(session)[0]))
+    every = {rule(facts) for rule in RULES} - {None}
     assert len(every) > 5
     assert min(shares) >= sorted(of.share for of in every if of)[-5]
 

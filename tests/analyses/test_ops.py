@@ -20,6 +20,7 @@ from llamacpp_instr.converters.analyses.ops import (
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.report.report import BOUND, AtMost
+from tests.kit.computes import one_by_one
 from tests.kit.made_log import make_log
 from tests.kit.reports import rows, session_of
 from tests.kit.sketched_log import Sketch
@@ -33,11 +34,12 @@ def session() -> Session:
 
 
 def test_the_work_of_a_compute_is_that_of_its_kernels(session: Session) -> None:
-    for ops in session.ops:
+    for ops in one_by_one(session.ops):
         graph = session.graphs[session.plans[ops.plan].graph]
         found = count_ops(graph, session.ubatches[ops.compute])
         assert sum(count.n for count in found.values()) == graph.n_nodes
-        assert sum(count.flops for count in found.values()) == session.work(ops).flops.sum()
+        work = session.work(ops.all).of_computes()
+        assert sum(count.flops for count in found.values()) == work.flops[0]
 
 
 def test_a_row_says_what_the_op_is_and_which_weights_it_reads(session: Session) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -139,17 +137,17 @@ def test_a_filter_of_steps_leaves_the_others_out(tmp_path: Path) -> None:
 # --- threads ---
 
 
-def timed(compute: int, thread: int, dur: list[int], wait: list[int], gap: list[int] | None) -> Any:
-    columns = {"dur": dur, "wait": wait, "gap": gap}
-    arrays = {name: None if of is None else np.array(of) for name, of in columns.items()}
-    return SimpleNamespace(compute=compute, thread=thread, **arrays)
+def threads(*rows: tuple[int, int, int, int, int]) -> Table:
+    """Rows of `Session.threads`: compute, thread, kernels, busy and waiting ns."""
+    names = ("compute", "thread", "kernels", "busy", "waiting")
+    columns = np.array(rows, np.int64).reshape(-1, len(names)).T
+    return Table(dict(zip(names, columns, strict=True)))
 
 
 def test_threads_work_and_wait() -> None:
-    report = thread_report([
-        timed(0, 1, [10, 20], [1, 2], [3, 4]), timed(0, 0, [40, 50], [0, 0], None),
-        timed(1, 0, [7], [7], [0]), timed(1, 1, [30], [10], None),
-    ])  # fmt: skip
+    report = thread_report(
+        threads((0, 1, 2, 27, 10), (0, 0, 2, 90, 0), (1, 0, 1, 0, 7), (1, 1, 1, 20, 10))
+    )
     assert report.rows == [
         [0, 3, 90, 7, 7 / 97], [1, 3, 47, 20, 20 / 67],
     ]  # fmt: skip
@@ -164,14 +162,14 @@ def test_threads_work_and_wait() -> None:
 
 
 def test_one_thread_has_no_imbalance() -> None:
-    report = thread_report([timed(0, 0, [5], [5], None)])
+    report = thread_report(threads((0, 0, 1, 0, 5)))
     assert report.rows == [[0, 1, 0, 5, 1]]
     assert (len(report.notes), report.figures) == (1, {})
-    idle = thread_report([timed(0, i, [0], [0], None) for i in range(2)])
+    idle = thread_report(threads((0, 0, 1, 0, 0), (0, 1, 1, 0, 0)))
     assert [row[-1] for row in idle.rows] == [None, None]
     assert idle.figures == {}
-    nothing: Any = SimpleNamespace(compute=0, thread=0, dur=np.array([3]), wait=None, gap=None)
-    assert (thread_report([nothing]).rows, thread_report([nothing]).notes) == ([], [])
+    nothing = thread_report(threads())
+    assert (nothing.rows, nothing.notes) == ([], [])
 
 
 # --- requests ---

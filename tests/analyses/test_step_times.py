@@ -45,7 +45,7 @@ def test_steps_that_fail_are_left_out_and_named(tmp_path: Path) -> None:
     failed.status = 1
     times = times_of(tmp_path, sketch.events)
     assert times.whole_steps("decode").tolist() == [100, 300]
-    assert times.column == {0: 0, 2: 1}
+    assert times.account.row == {0: 0, 2: 1}
     path = tmp_path / "a.log"
     assert times.notes[0] == f"{path}: Left out: 1 failed step."
     assert times.notes[1:] == [f"{path}: {times.session.log_end.sentence()}."]

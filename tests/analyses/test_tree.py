@@ -27,6 +27,7 @@ from llamacpp_instr.report.tree import (
     render_speedscope,
 )
 from tests.conftest import Instr, assert_refused
+from tests.kit.computes import one_by_one
 from tests.kit.in_process import printed
 from tests.kit.made_log import make_log
 from tests.kit.reports import Row, rows, session_of
@@ -174,13 +175,13 @@ def test_every_leaf_is_that_of_the_events(by: Measure, level: s.Level, tmp_path:
     plans = {e.plan: e for e in events if isinstance(e, s.Plan)}
     graphs = {e.graph: e for e in events if isinstance(e, s.Graph)}
     wanted: dict[tuple[str, int], int] = defaultdict(int)
-    for ops in session.ops:
+    for ops in one_by_one(session.ops):
         if ops.thread != 0:
             continue
         plan = plans[ops.plan]
         nodes = graphs[plan.graph].nodes
         assert nodes is not None
-        work = session.work(ops)
+        work = session.work(ops.all).total([0])
         amounts = {"time": ops.dur, "bytes": work.bytes, "flops": work.flops}[by].tolist()
         for first, amount in zip(plan.node, amounts, strict=True):
             wanted[phase[step[ops.compute]], nodes.layer[first]] += amount

@@ -74,7 +74,7 @@ def scalars_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_each_kernel_is_an_operator_a_launch_and_a_kernel(folder: Path, session: Session) -> None:
     ops, launches, kernels = (events_of(folder, of) for of in ("cpu_op", "Runtime", "kernel"))
     ran = [of for of in session.ops if of.thread == 0]
-    assert len(ops) == len(launches) == len(kernels) == sum(len(of.dur) for of in ran)
+    assert len(ops) == len(launches) == len(kernels) == sum(of.dur.size for of in ran)
     for op, launch, kernel in zip(ops, launches, kernels, strict=True):
         ids = {of["args"]["External id"] for of in (op, launch, kernel)}
         assert len(ids) == 1

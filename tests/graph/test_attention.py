@@ -17,6 +17,7 @@ from llamacpp_instr.log.graph.attention import Attention, Seen, Span, Ubatch, at
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.report.text import render_text
 from tests.kit.attention_truth import counts
+from tests.kit.computes import one_by_one
 from tests.kit.native_kit import DEMO, random_models
 from tests.kit.reports import rows
 
@@ -39,9 +40,9 @@ def told(log: Path) -> tuple[list[int], list[bool]]:
     )
     n_flops: dict[int, int] = defaultdict(int)
     bounds: dict[int, bool] = defaultdict(bool)
-    for ops in session.ops:
+    for ops in one_by_one(session.ops):
         if ops.thread == 0:
-            work, step = session.work(ops), step_of[ops.compute]
+            work, step = session.work(ops.all).total([0]), step_of[ops.compute]
             attention = session.kernels(ops.plan).attention
             n_flops[step] += int(work.flops[list(attention)].sum())
             bounds[step] |= bool(work.bound.any())

@@ -23,6 +23,7 @@ from tests.conftest import Instr, assert_refused
 from tests.kit import ui_kit
 from tests.kit.browser_kit import browser
 from tests.kit.commands_kit import Line, one_line
+from tests.kit.computes import one_by_one
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.programs import recording
 from tests.live.followed_logs import HOSTILE, open_log
@@ -85,7 +86,7 @@ def test_the_page_shows_a_real_recording(tmp_path: Path) -> None:
     ]
     assert f"{len(session.steps)} steps" in seen["state"]
     assert f"{len(session.tokens)} tokens" in seen["state"]
-    (last,) = (ops for ops in session.ops[-1:])
+    last = one_by_one(session.ops)[-1]
     assert seen["kernels"] == len(last.dur)
 
 

@@ -22,6 +22,7 @@ from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.schema import Kv, Mark, Token
 from llamacpp_instr.log.session import Session, load_session
+from tests.kit.computes import one_by_one
 from tests.kit.made_log import encode, make_log
 
 
@@ -98,7 +99,7 @@ def kernel_times(session: Session, phase: str) -> dict[tuple[int, str], float]:
         zip(session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True)
     )
     minimal = session.start.level == "minimal"
-    for timed in session.layers if minimal else session.ops:
+    for timed in one_by_one(session.layers if minimal else session.ops):
         if timed.thread or step_of[timed.compute] not in wanted:
             continue
         if minimal:
@@ -238,7 +239,7 @@ def test_a_kept_step_has_its_kernels(session: Session, state: LiveState) -> None
         assert details is not None
         computes = session.computes["compute"][session.computes["step"] == row.step].tolist()
         durs = [
-            d for ops in session.ops if ops.compute in computes and not ops.thread
+            d for ops in one_by_one(session.ops) if ops.compute in computes and not ops.thread
             for d in ops.dur.tolist()
         ]  # fmt: skip
         assert sorted(kernel[4] for kernel in details["kernels"]) == sorted(durs)

@@ -14,6 +14,7 @@ from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Table, load_parts, load_session
 from llamacpp_instr.log.steps import steps_inside
+from tests.kit.computes import one_by_one
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import logs, unclosed_logs
 
@@ -49,9 +50,16 @@ def test_everything_measured_is_in_the_columns(events, tmp_path_factory):
         for name in kind.__struct_fields__:
             assert table[name].tolist() == [getattr(e, name) for e in of(events, kind)]
     ops = of(events, s.Ops)
-    assert [timed.dur.tolist() for timed in session.ops] == [e.dur for e in ops]
-    assert all(timed.dur.dtype == np.int64 for timed in session.ops)
-    assert [timed.label.tolist() for timed in session.layers] == [
+    every = load_session(session.path, every_thread=True)
+    assert [timed.dur.tolist() for timed in one_by_one(every.ops)] == [e.dur for e in ops]
+    first = [e.dur for e in ops if e.thread == 0]
+    assert [timed.dur.tolist() for timed in one_by_one(session.ops)] == first
+    assert list(session.threads.tuples(*session.threads.columns)) == [
+        (e.compute, e.thread, len(e.dur), sum(e.dur) - sum(e.wait), sum(e.wait) + sum(e.gap or ()))
+        for e in ops
+        if e.wait is not None
+    ]
+    assert [timed.label.tolist() for timed in one_by_one(session.layers)] == [
         e.layer for e in of(events, s.Layers)
     ]
     assert list(session.graphs.values()) == of(events, s.Graph)
@@ -60,7 +68,7 @@ def test_everything_measured_is_in_the_columns(events, tmp_path_factory):
 
 def test_intervals_begin_and_end_where_the_schema_says(tmp_path):
     session = load(tmp_path, EVENTS)
-    timed, event = session.ops[0], of(EVENTS, s.Ops)[0]
+    timed, event = one_by_one(session.ops)[0], of(EVENTS, s.Ops)[0]
     gap = event.gap or [0] * len(event.dur)
     for i in range(len(event.dur)):
         begin = event.t + sum(gap[: i + 1]) + sum(event.dur[:i])
@@ -135,8 +143,8 @@ def test_the_latest_and_longest_times_are_still_of_64_bits(tmp_path):
     most = {"dur": [s.MOST] * n, "gap": [s.MOST] * n}
     layers = s.Layers(t=s.LATEST, compute=0, layer=[*range(n)], **most)
     (timed,) = load(tmp_path, [*EVENTS[:at], layers]).layers
-    assert timed.end[-1] == s.LATEST + 2 * n * s.MOST
-    assert (timed.begin[1:] > timed.begin[:-1]).all()
+    assert timed.end[0, -1] == s.LATEST + 2 * n * s.MOST
+    assert (timed.begin[0, 1:] > timed.begin[0, :-1]).all()
 
 
 @given(events=logs() | unclosed_logs())
@@ -149,8 +157,11 @@ def test_the_parts_of_a_log_have_each_of_its_events_once(events, tmp_path_factor
     for name in ("steps", "computes", "kv", "tokens", "syncs", "marks"):
         n_rows = len(getattr(whole, name))
         assert sum(len(getattr(part, name)) for part in parts) == n_rows
-    for name in ("ops", "layers", "splits", "tensors", "memory", "stats", "notes", "messages"):
+    for name in ("tensors", "memory", "stats", "notes", "messages"):
         assert sum(len(getattr(part, name)) for part in parts) == len(getattr(whole, name))
+    for name in ("ops", "layers", "splits"):
+        n_rows = sum(map(len, getattr(whole, name)))
+        assert sum(len(of) for part in parts for of in getattr(part, name)) == n_rows
     assert {number for part in parts for number in part.graphs} == set(whole.graphs)
     assert parts[-1].log_end == whole.log_end
     for part in parts:

@@ -28,7 +28,7 @@ from llamacpp_instr.log.schema import (
     StepEnd,
     Sync,
 )
-from llamacpp_instr.log.steps import counted_steps, phase_of_compute, steps_inside
+from llamacpp_instr.log.steps import counted_steps, step_rows, steps_inside
 from llamacpp_instr.log.waits import WAITED, LatestSteps, with_result_times
 from tests.kit.made_log import make_log
 from tests.kit.reports import session_of
@@ -127,7 +127,8 @@ def test_failed_steps_warm_up_and_those_without_an_end_do_not_count(tmp_path: Pa
         "Left out: 1 step without an end.",
     ]  # fmt: skip
     assert counted_steps(session, warm_up=True)[0]["step"].tolist() == [0, 1, 3]
-    assert phase_of_compute(session, steps) == {3: "prefill"}, "nothing was sampled before it"
+    assert step_rows(session, steps) == {3: 0}
+    assert steps["phase"].tolist() == ["prefill"], "nothing was sampled before it"
 
 
 def test_a_log_without_such_steps_has_no_notes(tmp_path: Path) -> None:
@@ -137,9 +138,9 @@ def test_a_log_without_such_steps_has_no_notes(tmp_path: Path) -> None:
     session = session_of(tmp_path / "a.log", sketch.events)
     steps, notes = counted_steps(session)
     assert (len(steps), notes) == (2, [])
-    assert phase_of_compute(session, steps) == {0: "prefill", 1: "decode"}
-    assert phase_of_compute(session, steps.rows(np.array([1]))) == {1: "decode"}
-    assert phase_of_compute(session, steps.rows(np.array([], np.int64))) == {}
+    assert step_rows(session, steps) == {0: 0, 1: 1}
+    assert step_rows(session, steps.rows(np.array([1]))) == {1: 0}
+    assert step_rows(session, steps.rows(np.array([], np.int64))) == {}
 
 
 def test_steps_inside_of_marks() -> None:

@@ -18,6 +18,7 @@ from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import counted_steps
+from tests.kit.computes import one_by_one
 from tests.kit.made_log import encode
 from tests.kit.schedule_kit import edges
 from tests.kit.steady_log import steady_log, write
@@ -40,7 +41,7 @@ def test_the_times_are_the_medians_of_the_counted_decodes(tmp_path: Path) -> Non
     counted = set(steps["step"].tolist())
     computes = zip(session.computes["compute"], session.computes["step"], strict=True)
     inside = {compute for compute, step in computes if step in counted}
-    durations = [ops.dur for ops in session.ops if ops.compute in inside]
+    durations = [ops.dur for ops in one_by_one(session.ops) if ops.compute in inside]
     assert len(durations) == len(counted) > 10
     expected = np.median(durations, axis=0).round()
     tasks = whole(session).tasks
@@ -56,7 +57,7 @@ def test_one_step_has_its_own_times(session: Session) -> None:
     steps = session.steps.rows(session.steps["phase"] == "decode")["step"].tolist()
     for step in steps[:3]:
         (compute,) = session.computes.rows(session.computes["step"] == step)["compute"].tolist()
-        (ops,) = [of for of in session.ops if of.compute == compute and of.thread == 0]
+        (ops,) = [of for of in one_by_one(session.ops) if of.compute == compute and of.thread == 0]
         found = recorded_graph(session, step=step)
         assert found.timed.ns.tolist() == np.maximum(ops.dur, 1).tolist()
 
@@ -67,7 +68,7 @@ def test_what_no_task_has_is_named(session: Session) -> None:
     for step in steps[:3]:
         (row,) = np.flatnonzero(session.computes["step"] == step)
         compute, dur = (int(session.computes[name][row]) for name in ("compute", "dur"))
-        (ops,) = [of for of in session.ops if of.compute == compute and of.thread == 0]
+        (ops,) = [of for of in one_by_one(session.ops) if of.compute == compute and of.thread == 0]
         rest = dur - int(ops.dur.sum())
         note = (
             f"A compute took {rest / 1000:.1f} µs more between its kernels,"

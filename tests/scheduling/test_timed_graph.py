@@ -147,7 +147,7 @@ def test_a_graph_without_layers_says_so() -> None:
     timed = recorded(session).timed
     nodes = timed.nodes
     nodes.layer = [-1] * 4
-    work = session.work(session.ops[0])
+    work = session.work(session.ops[0]).total([0])
     with pytest.raises(UsageError, match="x: no layer 0 to schedule; its graph has no layers"):
         timed_graph(timed.graph, timed.plan, timed.ns, work, (0, 1), "x")
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from llamacpp_instr.converters.analyses.clock import Clock, compute_clock
 from llamacpp_instr.converters.analyses.machine import Machine, compute_machine
+from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.requests import Request, find_requests
-from llamacpp_instr.log.session import Session, Table, Timed
-from llamacpp_instr.log.steps import phase_of_compute
+from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.prediction.probe.file import Probe
 
 BUSY = 0.5
@@ -34,9 +34,8 @@ class Finding:
 class Facts:
     """A session and what several rules ask for; times in ns."""
 
-    session: Session
-    steps: Table
-    """those that count"""
+    account: Account
+    """of the steps that count"""
     by_time: Table
     """the same in order of time, as `requests` names them"""
     step_time: int
@@ -47,8 +46,14 @@ class Facts:
     """those of `steps`, with the column `phase`"""
     probe: Probe | None
     """of the machine that recorded the session, measured while it was idle"""
-    ops: list[Timed]
-    """of thread 0, in `computes`"""
+
+    @property
+    def session(self) -> Session:
+        return self.account.session
+
+    @property
+    def steps(self) -> Table:
+        return self.account.steps
 
     @property
     def n_threads(self) -> int:
@@ -66,23 +71,21 @@ class Facts:
         return self.is_crowded or (self.machine is not None and self.machine.is_disturbed)
 
 
-def gather_facts(session: Session, steps: Table, probe: Probe | None = None) -> Facts:
-    """The facts of `steps`, which are those that count."""
+def gather_facts(account: Account, probe: Probe | None = None) -> Facts:
+    """The facts of the steps of an account, which are those that count."""
+    session, steps = account.session, account.steps
     computes = session.computes.rows(np.isin(session.computes["step"], steps["step"]))
-    counted = phase_of_compute(session, steps)
-    computes = Table(computes.columns | {"phase": np.array([*counted.values()], object)})
+    phases = steps["phase"][list(account.row.values())]
     by_time, requests = find_requests(session)
     return Facts(
-        session=session,
-        steps=steps,
+        account=account,
         by_time=by_time,
-        step_time=max(int((steps["end"] - steps["begin"]).sum()), 1),
+        step_time=max(int(account.total.sum()), 1),
         clock=compute_clock(session, steps),
         machine=compute_machine(session, steps),
         requests=requests,
-        computes=computes,
+        computes=Table(computes.columns | {"phase": phases}),
         probe=probe if probe and _fits(probe, session) else None,
-        ops=[of for of in session.ops if of.thread == 0 and of.compute in counted],
     )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from llamacpp_instr.converters.analyses.clock import device_times
 from llamacpp_instr.converters.analyses.findings.facts import Facts, Finding
+from llamacpp_instr.log.account import device_times
 from llamacpp_instr.log.graph.kernels import kernel_nodes, weight_read
 from llamacpp_instr.model.types import BY_NAME, GgmlType
 from llamacpp_instr.report.report import shown
@@ -70,10 +70,13 @@ def waiting_threads(facts: Facts) -> Finding | None:
         return None
     waiting = 0
     on_device = device_times(facts.session)
-    for ops in facts.ops:
-        # between the parts of a graph, thread 0 waits for the device
-        between = 0 if ops.gap is None or ops.compute in on_device else int(ops.gap.sum())
-        waiting += between + (0 if ops.wait is None else int(ops.wait.sum()))
+    for ops in facts.account.ops:
+        if ops.gap is not None:
+            # between the parts of a graph, thread 0 waits for the device
+            alone = [compute not in on_device for compute in ops.compute.tolist()]
+            waiting += int(ops.gap[alone].sum(dtype=np.int64))
+        if ops.wait is not None:
+            waiting += int(ops.wait.sum(dtype=np.int64))
     share = waiting / facts.step_time
     if share < WAITING:
         return None
@@ -180,21 +183,16 @@ def no_interleaved_kernel(facts: Facts) -> Finding | None:
         return None
     spent: dict[str, dict[str | None, int]] = defaultdict(lambda: defaultdict(int))
     total = 0
-    reads: dict[int, list[tuple[str | None, str | None]]] = {}
-    for ops in facts.ops:
-        if ops.plan not in reads:
-            plan = facts.session.plans[ops.plan]
-            graph = facts.session.graphs[plan.graph]
-            reads[ops.plan] = [
-                weight_read(graph, inside)
-                if graph.nodes and graph.nodes.op[inside[0]].startswith("MUL_MAT")
-                else (None, None)
-                for inside in kernel_nodes(graph, plan)
-            ]
-        total += int(ops.dur.sum())
-        for (name, of), dur in zip(reads[ops.plan], ops.dur.tolist(), strict=True):
-            if of is not None and of not in repacked:
-                spent[of][name] += dur
+    for ops in facts.account.ops:
+        plan = facts.session.plans[ops.plan]
+        graph = facts.session.graphs[plan.graph]
+        total += int(ops.totals.sum())
+        column = ops.dur.sum(axis=0, dtype=np.int64).tolist()
+        for inside, ns in zip(kernel_nodes(graph, plan), column, strict=True):
+            if graph.whole.op[inside[0]].startswith("MUL_MAT"):
+                name, of = weight_read(graph, inside)
+                if of is not None and of not in repacked:
+                    spent[of][name] += ns
     kind = max(spent, key=lambda of: sum(spent[of].values()), default="")
     cost = sum(spent[kind].values())
     if not kind or cost / max(total, 1) < NO_KERNEL:
@@ -317,13 +315,16 @@ def memory_bound(facts: Facts) -> Finding | None:
     spent = moved = 0
     least = 0.0
     """ns that the roof allows"""
-    for ops in facts.ops:
-        if ops.compute in threads:
-            n_bytes = int(facts.session.work(ops).bytes.sum())
-            roof = facts.probe.bandwidth_of(threads[ops.compute], n_bytes).bytes_per_second
-            spent += int(ops.dur.sum())
-            moved += n_bytes
-            least += n_bytes / roof * 1e9
+    for ops in facts.account.ops:
+        moved_by = facts.session.work(ops).of_computes().bytes.tolist()
+        for compute, n_bytes, ns in zip(
+            ops.compute.tolist(), moved_by, ops.totals.tolist(), strict=True
+        ):
+            if compute in threads:
+                roof = facts.probe.bandwidth_of(threads[compute], n_bytes).bytes_per_second
+                spent += ns
+                moved += n_bytes
+                least += n_bytes / roof * 1e9
     if not spent or least / spent < BANDWIDTH:
         return None
     rate = shown(moved / spent * 1e9, "bytes_per_second")

@@ -29,12 +29,14 @@ from llamacpp_instr.converters.exports.flashinfer.attention import (
 )
 from llamacpp_instr.converters.exports.flashinfer.definition import Axes, Catalog, Definition
 from llamacpp_instr.converters.exports.flashinfer.use import GraphNodes, Use
+from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, attentions
 from llamacpp_instr.log.graph.copies import without_copies
 from llamacpp_instr.log.graph.kernels import kernel_nodes, node_backends
 from llamacpp_instr.log.schema import Plan
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.steps import counted_steps, phase_of_compute
+from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.timings import in_order
 
 _Matcher = Callable[[GraphNodes, int], Use | None]
 _MATCHERS: dict[str, tuple[_Matcher, int]] = {
@@ -149,7 +151,7 @@ def find_workloads(sessions: Sequence[Session], on_progress: OnProgress) -> Foun
     """What all computes of the steps that count used. `on_progress` gets lists of kernels done and
     in total. Raises `UsageError` for a log without kernels."""
     found = Found()
-    total = sum(len(session.ops) for session in sessions)
+    total = sum(len(ops) for session in sessions for ops in session.ops)
     done = 0
     for session in sessions:
         for _ in _of_session(found, session):
@@ -162,23 +164,22 @@ def _of_session(found: Found, session: Session) -> Iterator[None]:
     """Yields after each compute."""
     steps, notes = counted_steps(session)
     found.notes += [f"{session.path}: {note}" for note in [*notes, *session.log_end.notes()]]
-    counted = phase_of_compute(session, steps)
+    account = Account(session, steps)
     kernels: dict[int, _Kernels] = {}
     cases: dict[tuple[int, Any, Ubatch | None], Workload] = {}
     graphs = {
         number: GraphNodes(without_copies(of)) for number, of in session.graphs.items() if of.nodes
     }
-    ran = [of for of in session.ops if of.thread == 0 and of.compute in counted]
-    if not ran:
+    if not account.ops:
         raise UsageError(f"{session.path}: no kernels; record with --level detailed")
-    for ops in ran:
+    for ops, row in in_order(account.ops):
         plan = session.plans[ops.plan]
         g = graphs[plan.graph]
         if ops.plan not in kernels:
             kernels[ops.plan] = _kernels(g, plan)
-        of, ubatch = kernels[ops.plan], session.ubatches.get(ops.compute)
+        of, ubatch = kernels[ops.plan], session.ubatches.get(int(ops.compute[row]))
         spent = [0] * len(of.uses)
-        for use, op, ns in zip(of.use, of.op, ops.dur.tolist(), strict=True):
+        for use, op, ns in zip(of.use, of.op, ops.dur[row].tolist(), strict=True):
             if use >= 0:
                 spent[use] += ns
             else:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.base.progress import OnProgress
@@ -23,7 +24,6 @@ from llamacpp_instr.converters.exports.tables.cells import (
     Int64,
     Words,
     int64,
-    joined,
     masked,
     optional,
     rate,
@@ -45,12 +45,12 @@ from llamacpp_instr.converters.exports.tables.static import (
     node_columns,
     shape_text,
 )
-from llamacpp_instr.converters.exports.tables.timed import times_of, waits_of
+from llamacpp_instr.converters.exports.tables.timed import Rows
 from llamacpp_instr.converters.exports.tables.whole_log import LATE, Kept, request_columns
 from llamacpp_instr.log.machine import disturbed_steps
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.runs import Run
-from llamacpp_instr.log.session import Session, Timed, load_parts, load_session
+from llamacpp_instr.log.session import Session, load_parts, load_session
 from llamacpp_instr.log.steps import PHASES
 
 
@@ -142,7 +142,7 @@ def load_tables(
 
     Raises LogError, with the line, if the log cannot be read; `lenient` leaves damaged lines out.
     """
-    return tables_of(load_session(path, on_progress, lenient))
+    return tables_of(load_session(path, on_progress, lenient, every_thread=True))
 
 
 def tables_of(session: Session) -> Tables:
@@ -174,7 +174,7 @@ def stream_tables(
     builder, kept = _Builder(), Kept()
     named: set[str] = set()
     early = tuple(name for name in NAMES if name not in LATE)
-    for part in load_parts(path, on_progress, lenient=lenient):
+    for part in load_parts(path, on_progress, lenient=lenient, every_thread=True):
         for name, frame in builder.frames(part, early).items():
             if len(frame) or name not in named:
                 named.add(name)
@@ -232,40 +232,38 @@ class _Builder:
         return request_columns(self._session)
 
     def _layers(self) -> dict[str, Any]:
-        timed = self._session.layers
-        labels = [layers.label for layers in timed if layers.label is not None]
+        rows = Rows(self._session.layers)
         return {
-            **self._where(timed),
-            "layer": joined(labels),
-            **times_of(timed),
+            **self._where(rows),
+            "layer": rows.column([of.label for of in rows.timings]),
+            **rows.times(),
         }
 
     def _ops(self) -> dict[str, Any]:
-        timed, kernels = self._session.ops, self._kernels
-        rows = kernels.rows(self._session, timed)
-        lengths = np.array([len(ops.dur) for ops in timed], np.int64)
-        thread = np.repeat(np.array([ops.thread for ops in timed], np.int64), lengths)
-        static = {name: kernels.column(name)[rows] for name in KERNEL_NUMBERS}
+        rows, kernels = Rows(self._session.ops), self._kernels
+        known = kernels.rows(self._session, rows)
+        thread = rows.column([np.array(ops.thread) for ops in rows.timings])
+        context = [np.array(self._context_of(ops.plan)) for ops in rows.timings]
         words = {
-            name: kernels.words[name].categorical(kernels.column(name)[rows])
+            name: kernels.words[name].categorical(kernels.column(name)[known])
             for name in KERNEL_WORDS
         }
-        times = times_of(timed)
-        works = [self._session.work(ops) for ops in timed]
-        n_flops = joined([work.flops for work in works])
-        n_bytes = joined([work.bytes for work in works])
+        times = rows.times()
+        works = [self._session.work(ops).cells() for ops in rows.timings]
+        n_flops = rows.column([work.flops for work in works])
+        n_bytes = rows.column([work.bytes for work in works])
         caller = thread == 0
         return {
-            **self._where(timed),
-            "ctx": np.repeat(int64([self._context_of(ops.plan) for ops in timed]), lengths),
+            **self._where(rows),
+            "ctx": rows.column(context),
             "thread": thread,
-            **static,
+            **{name: kernels.column(name)[known] for name in KERNEL_NUMBERS},
             **words,
             "flops": n_flops,
             "bytes": n_bytes,
-            "work_bound": joined([work.bound for work in works]).astype(np.bool_),
+            "work_bound": rows.column([work.bound for work in works]) > 0,
             **times,
-            "wait": waits_of(timed, len(rows)),
+            "wait": rows.waits(),
             # bytes a nanosecond are 10^9 bytes a second
             "gb_per_s": rate(n_bytes * caller, times["dur"]),
             "gflop_per_s": rate(n_flops * caller, times["dur"]),
@@ -372,22 +370,24 @@ class _Builder:
 
     # --- columns that several tables have ---
 
-    def _where(self, timed: Sequence[Timed]) -> dict[str, Any]:
-        lengths = np.array([len(of.dur) for of in timed], np.int64)
+    def _where(self, rows: Rows) -> dict[str, Any]:
+        computes = [of.compute for of in rows.timings]
         # a compute that is missing from this part ran outside of a step: see load_parts
-        step = int64([self._step_of.get(of.compute, -1) for of in timed])
+        step = [int64([self._step_of.get(n, -1) for n in of.tolist()]) for of in computes]
         return {
-            "step": np.repeat(step, lengths),
-            "phase": self._phase(step, lengths),
-            "compute": np.repeat(int64([of.compute for of in timed]), lengths),
+            "step": rows.of_computes(step),
+            "phase": self._phases.categorical(rows.of_computes(list(map(self._phase_codes, step)))),
+            "compute": rows.of_computes(computes),
         }
 
     def _context_of(self, plan: int) -> int:
         return self._session.graphs[self._session.plans[plan].graph].ctx
 
-    def _phase(self, step: Int64, lengths: Int64 | int = 1) -> pd.Categorical:
-        codes = self._phases.codes([self._phase_of.get(number) for number in step.tolist()])
-        return self._phases.categorical(np.repeat(codes, lengths))
+    def _phase_codes(self, step: Int64) -> NDArray[Any]:
+        return self._phases.codes([self._phase_of.get(number) for number in step.tolist()])
+
+    def _phase(self, step: Int64) -> pd.Categorical:
+        return self._phases.categorical(self._phase_codes(step))
 
     def _category(self, table: str, name: str, values: Iterable[str | None]) -> pd.Categorical:
         words = self._words[table, name]

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.converters.exports.tables.cells import Int64, Words, joined
+from llamacpp_instr.converters.exports.tables.timed import Rows
 from llamacpp_instr.log.graph import ops as knowledge
 from llamacpp_instr.log.graph.kernels import kernel_nodes, node_backends, node_work, weight_read
 from llamacpp_instr.log.schema import Graph, Nodes
-from llamacpp_instr.log.session import Session, Timed
+from llamacpp_instr.log.session import Session
 
 KERNEL_WORDS = ("block", "op", "name", "label", "type", "shape", "weight", "weight_type")
 KERNEL_NUMBERS = ("plan", "kernel", "node", "n_nodes", "layer")
@@ -31,13 +32,12 @@ class KernelRows:
         self._n = 0
         self._pieces: dict[str, list[NDArray[Any]]] = defaultdict(list)
 
-    def rows(self, session: Session, timed: Sequence[Timed]) -> Int64:
-        """The row numbers of all kernels in `timed`, in order."""
-        for ops in timed:
+    def rows(self, session: Session, rows: Rows) -> Int64:
+        """The row numbers of all kernels in `rows`, in order."""
+        for ops in rows.timings:
             if ops.plan not in self._first:
                 self._add(session, ops.plan)
-        begin = np.array([self._first[ops.plan] for ops in timed], np.int64)
-        return _counting(begin, np.array([len(ops.dur) for ops in timed], np.int64))
+        return rows.column([self._first[ops.plan] + ops.label for ops in rows.timings])
 
     def column(self, name: str) -> NDArray[Any]:
         """A column of all rows. Words are given as their numbers."""
@@ -133,10 +133,3 @@ def _params(op: str, words: Sequence[int]) -> str | None:
 
 def shape_text(ne: Sequence[int]) -> str:
     return "x".join(map(str, ne))
-
-
-def _counting(begin: Int64, lengths: Int64) -> Int64:
-    """For each i the `lengths[i]` numbers from `begin[i]` on, joined."""
-    before = np.cumsum(lengths) - lengths
-    rows: Int64 = np.arange(lengths.sum()) + np.repeat(begin - before, lengths)
-    return rows

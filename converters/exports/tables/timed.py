@@ -1,4 +1,4 @@
-"""When kernels and layers ran: the columns of intervals that follow each other."""
+"""When kernels and layers ran: the columns of intervals, in the order of the log."""
 
 from __future__ import annotations
 
@@ -6,26 +6,43 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llamacpp_instr.converters.exports.tables.cells import Int64, int64, joined, masked
-from llamacpp_instr.log.session import Timed
-
-
-def times_of(timed: Sequence[Timed]) -> dict[str, Int64]:
-    """When each interval begins and how long it is, as the schema defines gap and dur."""
-    lengths = int64([len(of.dur) for of in timed])
-    dur = joined([of.dur for of in timed])
-    gap = joined([np.zeros(len(of.dur), np.int64) if of.gap is None else of.gap for of in timed])
-    passed = np.cumsum(dur + gap)
-    before = np.concatenate([np.zeros(1, np.int64), passed])[np.cumsum(lengths) - lengths]
-    end = passed + np.repeat(int64([of.t for of in timed]) - before, lengths)
-    return {"begin": end - dur, "dur": dur}
+from llamacpp_instr.converters.exports.tables.cells import Int64, joined, masked
+from llamacpp_instr.log.timings import Timings
 
 
-def waits_of(timed: Sequence[Timed], n: int) -> Any:
-    """The time inside barriers, (n,); missing where the log does not tell."""
-    if all(of.wait is None for of in timed):
-        return masked(np.zeros(n, np.int64), np.ones(n, np.bool_))
-    missing = joined([np.full(len(of.dur), of.wait is None) for of in timed]).astype(np.bool_)
-    waits = [np.zeros(len(of.dur), np.int64) if of.wait is None else of.wait for of in timed]
-    return masked(joined(waits), missing)
+class Rows:
+    """A row for each interval of `timings`."""
+
+    def __init__(self, timings: Sequence[Timings]) -> None:
+        self.timings = timings
+        places = joined([np.repeat(of.place, of.dur.shape[1]) for of in timings])
+        self.order = np.argsort(places, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def column(self, matrices: Sequence[NDArray[Any]]) -> Int64:
+        """A column from a matrix for each of the timings; one of rows or of columns is repeated."""
+        pairs = zip(matrices, self.timings, strict=True)
+        pieces = [np.broadcast_to(matrix, of.dur.shape).ravel() for matrix, of in pairs]
+        return joined(pieces)[self.order]
+
+    def of_computes(self, values: Sequence[NDArray[Any]]) -> Int64:
+        """A column from a value for each compute."""
+        return self.column([of[:, None] for of in values])
+
+    def times(self) -> dict[str, Int64]:
+        """When each interval begins and how long it is, as the schema defines gap and dur."""
+        return {
+            "begin": self.column([of.begin for of in self.timings]),
+            "dur": self.column([of.dur for of in self.timings]),
+        }
+
+    def waits(self) -> Any:
+        """The time inside barriers; missing where the log does not tell."""
+        waits = self.column(
+            [np.zeros(1, np.int64) if of.wait is None else of.wait for of in self.timings]
+        )
+        return masked(waits, self.column([np.array(of.wait is None) for of in self.timings]) > 0)

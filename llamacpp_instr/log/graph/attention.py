@@ -37,7 +37,7 @@ class Span(NamedTuple):
     n: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Seen:
     """What the tokens of a ubatch find in one cache."""
 
@@ -53,7 +53,7 @@ class Seen:
     """cells in total"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ubatch:
     """What is known of a compute and of its masks."""
 

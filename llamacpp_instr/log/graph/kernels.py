@@ -7,8 +7,9 @@ nodes does not count as moved.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,10 +48,80 @@ class Kernels:
             n_bytes[kernel] -= (of.n_kv - cells) * of.cell_bytes
         return KernelWork(n_flops, n_bytes, bound)
 
+    def works(self, ubatches: Sequence[Ubatch | None]) -> Work:
+        """The work of several computes; `ubatches` is what is known of the masks of each."""
+        shapes = {of: np.zeros((3, len(ubatches)), np.int64) for of in self.attention.values()}
+        for of, work in shapes.items():
+            for i, ubatch in enumerate(ubatches):
+                n_flops, cells, bound = attention_work(of, ubatch)
+                work[:, i] = n_flops, (of.n_kv - cells) * of.cell_bytes, bound
+        return Work(
+            len(ubatches),
+            self.flops,
+            self.bytes,
+            {
+                kernel: (shapes[of][0], self.bytes[kernel] - shapes[of][1], shapes[of][2] > 0)
+                for kernel, of in self.attention.items()
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the kernels of several computes of one plan computed and moved."""
+
+    n: int
+    """computes"""
+    flops: Int64
+    """by kernel, of those whose work is the same in each compute"""
+    bytes: Int64
+    varying: dict[int, tuple[Int64, Int64, NDArray[np.bool_]]]
+    """the other kernels: FLOPs, bytes, and whether they are upper bounds, by compute"""
+
+    def of_kernel(self, kernel: int) -> tuple[Int64, Int64, NDArray[np.bool_]]:
+        """FLOPs, bytes, and whether these are upper bounds, by compute."""
+        if kernel in self.varying:
+            return self.varying[kernel]
+        n_flops, n_bytes = self.flops[kernel], self.bytes[kernel]
+        return np.full(self.n, n_flops), np.full(self.n, n_bytes), np.zeros(self.n, np.bool_)
+
+    def total(self, computes: Any) -> KernelWork:
+        """By kernel, summed over the computes that an index selects; `bound` tells whether one of
+        them is a bound."""
+        n = len(np.arange(self.n)[computes])
+        n_flops, n_bytes = self.flops * n, self.bytes * n
+        bound = np.zeros(len(n_flops), np.bool_)
+        for kernel, of in self.varying.items():
+            n_flops[kernel], n_bytes[kernel] = of[0][computes].sum(), of[1][computes].sum()
+            bound[kernel] = of[2][computes].any()
+        return KernelWork(n_flops, n_bytes, bound)
+
+    def cells(self) -> KernelWork:
+        """A row for each compute, a column for each kernel."""
+        shape = (self.n, len(self.flops))
+        n_flops, n_bytes = (np.broadcast_to(of, shape).copy() for of in (self.flops, self.bytes))
+        bound = np.zeros(shape, np.bool_)
+        for kernel, of in self.varying.items():
+            n_flops[:, kernel], n_bytes[:, kernel], bound[:, kernel] = of
+        return KernelWork(n_flops, n_bytes, bound)
+
+    def of_computes(self) -> KernelWork:
+        """By compute, summed over its kernels."""
+        same = np.ones(len(self.flops), np.bool_)
+        same[list(self.varying)] = False
+        n_flops = np.full(self.n, self.flops[same].sum())
+        n_bytes = np.full(self.n, self.bytes[same].sum())
+        bound = np.zeros(self.n, np.bool_)
+        for of_kernel in self.varying.values():
+            n_flops += of_kernel[0]
+            n_bytes += of_kernel[1]
+            bound |= of_kernel[2]
+        return KernelWork(n_flops, n_bytes, bound)
+
 
 @dataclass(frozen=True)
 class KernelWork:
-    """What the kernels of one compute did; columns as long as the plan."""
+    """FLOPs and bytes moved, by kernel, by compute, or by both."""
 
     flops: Int64
     bytes: Int64
