@@ -18,6 +18,7 @@ from llamacpp_instr.converters.analyses.diff import compute_diff
 from llamacpp_instr.converters.analyses.findings import find_causes
 from llamacpp_instr.converters.analyses.findings.facts import Finding, gather_facts
 from llamacpp_instr.converters.analyses.page import compute_page
+from llamacpp_instr.converters.analyses.stats_keys import OfStep, step_values
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.runs import find_runs
@@ -77,6 +78,23 @@ class LoadedLog:
         from llamacpp_instr.converters.exports.tables import tables_of
 
         return tables_of(self._session)
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        """A row for each kernel, as long as thread 0 was in it, which takes part in each:
+        `tables.ops` of that thread, and the columns `request` and `sequence` of its step, which are
+        missing for a step of none or of several. The sum of `dur` is what the summary has of the
+        same steps."""
+        ops = self.tables.ops
+        found: pd.DataFrame = ops[ops.thread == 0].reset_index(drop=True)
+        steps = self._session.steps
+        keys: tuple[OfStep, ...] = ("request", "sequence")
+        for key in keys:
+            values = step_values(self._session, steps, key)
+            numbers = zip(steps["step"].tolist(), values, strict=True)
+            of_step = {step: number for step, number in numbers if isinstance(number, int)}
+            found[key] = found.step.map(of_step).astype("Int64")
+        return found
 
     @cached_property
     def requests(self) -> pd.DataFrame:

@@ -65,6 +65,16 @@ def test_it_shows_the_summary():
     assert repr(log) == f"<{RECORDED}: {len(log.tables.steps)} steps, 1 request>"
 
 
+def test_kernels_add_up_to_the_statistics_and_name_their_request():
+    log = llamacpp_instr.load(RECORDED)
+    stats, *_ = told("stats", RECORDED, "--by", "op")
+    by_label = log.kernels.groupby("label", observed=True)
+    assert by_label.dur.sum().to_dict() == {row["op"]: row["total"] for row in stats["rows"]}
+    assert by_label.size().to_dict() == {row["op"]: row["count"] for row in stats["rows"]}
+    assert (set(log.kernels.request), set(log.kernels.sequence)) == ({1}, {0})
+    assert list(log.kernels.columns) == [*log.tables.ops.columns, "request", "sequence"]
+
+
 def test_the_findings_are_those_of_the_summary(tmp_path):
     path = write(tmp_path / "session.log", make_log(Random(0).randint, 2))
     (finding,) = llamacpp_instr.load(path).findings.itertuples()
