@@ -52,8 +52,7 @@ class Count:
 def count_ops(graph: Graph, ubatch: Ubatch | None = None) -> dict[Kind, Count]:
     """The ops of a graph, which must have its nodes, in the order of their first node. `ubatch` is
     what is known of the masks of its computes."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     attention = attentions(graph, node_backends(graph))
     found: dict[Kind, Count] = {}
     for i, op in enumerate(nodes.op):

@@ -135,8 +135,7 @@ def _kernels(session: Session, number: int) -> list[tuple[str, str | None, int]]
     """Title, type of the weight of a matrix product, and its tokens, of each kernel of a plan."""
     plan = session.plans[number]
     graph = session.graphs[plan.graph]
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     rows = []
     for first, op in zip(plan.node, plan_timeline(graph, plan).ops, strict=True):
         product = nodes.op[first].startswith("MUL_MAT")

@@ -122,10 +122,9 @@ def _nodes(session: Session, plan: int) -> tuple[Graph, Plan, list[list[int]]]:
 def _computed(session: Session, plan: int) -> list[list[str]]:
     """What each kernel computes: the names of its nodes, and of the views of these."""
     graph, _, inside = _nodes(session, plan)
-    assert graph.nodes is not None
     owner: list[int] = []
     names: dict[int, list[str]] = defaultdict(list)
-    nodes = zip(graph.nodes.op, graph.nodes.src, graph.nodes.name, strict=True)
+    nodes = zip(graph.whole.op, graph.whole.src, graph.whole.name, strict=True)
     for i, (op, sources, name) in enumerate(nodes):
         is_view = op in VIEW_OPS and sources and 0 <= sources[0] < i
         owner.append(owner[sources[0]] if is_view else i)

@@ -169,8 +169,7 @@ class _Flat:
 
 def _kernels(plan: KnownPlan) -> tuple[list[FlatLine], Kernels]:
     """What the lines of each kernel have in common, and the kernels."""
-    nodes, node = plan.graph.event.nodes, plan.event.node
-    assert nodes is not None
+    nodes, node = plan.graph.event.whole, plan.event.node
     insides = kernel_nodes(plan.graph.event, plan.event)
     kernels = plan_kernels(plan.graph.event, plan.event)
     weights = [weight_read(plan.graph.event, inside) for inside in insides]

@@ -191,7 +191,7 @@ class Axes:
         return found
 
     def _is_cache(self, leaf: int) -> bool:
-        return is_cache(self._graph.leafs[-1 - leaf].name)
+        return is_cache(self._graph.leaf(leaf).name)
 
 
 def _product_axis(op: str, k: int, axis: int, ours: list[int], its: list[int]) -> int | None:

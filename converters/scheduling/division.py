@@ -100,7 +100,7 @@ def _head_axis(timed: TimedGraph, axes: Axes, node: int) -> int | None:
 
 def _is_weight(timed: TimedGraph, source: int) -> bool:
     leaf = leaf_below(timed.nodes, source)
-    return leaf < 0 and timed.graph.leafs[-1 - leaf].tensor >= 0
+    return leaf < 0 and timed.graph.leaf(leaf).tensor >= 0
 
 
 def _reads(axes: Axes, reader: int, of: Slice, kernel: int, slices: Slice) -> bool:

@@ -122,8 +122,7 @@ def _computes(
 
 def _shape_key(graph: Graph, plan: Plan) -> bytes:
     """Equal for plans whose kernels compute the same."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     leafs = [(leaf.name, leaf.type, leaf.ne) for leaf in graph.leafs]
     return msgspec.msgpack.encode(
         (plan.node, plan.n, nodes.op, nodes.type, nodes.ne, nodes.src, nodes.exec, leafs)

@@ -60,8 +60,7 @@ class TimedGraph:
 
     @property
     def nodes(self) -> Nodes:
-        assert self.graph.nodes is not None
-        return self.graph.nodes
+        return self.graph.whole
 
     @cached_property
     def inside(self) -> list[list[int]]:
@@ -115,10 +114,9 @@ def timed_graph(
         assert layers is not None or not len(ns)
         wanted = f"layer {layers[0]}" if layers else "kernel"
         raise UsageError(f"{source}: no {wanted} to schedule; {has}")
-    assert graph.nodes is not None
     moved = np.maximum(work.bytes, 0)
     loaded = [
-        sum(_loaded(graph, graph.nodes, node) for node in inside)
+        sum(_loaded(graph, graph.whole, node) for node in inside)
         for inside in kernel_nodes(graph, plan)
     ]
     load = np.array(loaded, np.int64)
@@ -167,7 +165,7 @@ def _loaded(graph: Graph, nodes: Nodes, node: int) -> int:
     shapes = [of.ne for of in read]
     for k, source in enumerate(nodes.src[node]):
         if (below := leaf_below(nodes, source)) < 0 and k != written:
-            leaf = graph.leafs[-1 - below]
+            leaf = graph.leaf(below)
             if leaf.tensor >= 0 or is_cache(leaf.name):
                 total += bytes_read(nodes.op[node], k, shapes, read[k].bytes)
     return total

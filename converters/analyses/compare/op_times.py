@@ -177,8 +177,7 @@ def _plan_uses(times: StepTimes, plan: int) -> list[Use | None]:
     """The use of every kernel of a plan; None for kernels that read no weight."""
     of = times.session.plans[plan]
     graph = times.session.graphs[of.graph]
-    assert graph.nodes is not None
-    op = graph.nodes.op
+    op = graph.whole.op
     return [
         next((Use(name, op[i]) for i in inside if (name := weight_read(graph, [i])[0])), None)
         for inside in kernel_nodes(graph, of)

@@ -113,8 +113,7 @@ def _label(
 
 def _kernel_roles(graph: Graph, plan: Plan) -> Iterator[list[Role]]:
     """The roles of the executed nodes of each kernel."""
-    nodes = graph.nodes
-    assert nodes is not None
+    nodes = graph.whole
     roles = list(_node_roles(graph, nodes))
     for inside in kernel_nodes(graph, plan):
         yield [roles[i] for i in inside]
@@ -124,7 +123,7 @@ def _node_roles(graph: Graph, nodes: Nodes) -> Iterator[Role]:
     blocks = blocks_of(nodes.op, nodes.name, nodes.layer, nodes.src, [f.name for f in graph.leafs])
     seen: Counter[tuple[int, Block, str, str]] = Counter()
     for i, op in enumerate(nodes.op):
-        leafs = (graph.leafs[-1 - s].name for s in nodes.src[i] if s < 0)
+        leafs = (graph.leaf(s).name for s in nodes.src[i] if s < 0)
         key = (nodes.layer[i], blocks[i], op, _base_name(nodes.name[i], leafs))
         yield Role(*key, seen[key])
         seen[key] += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 from llamacpp_instr.converters.exports.flashinfer.definition import Axes, Definition
 from llamacpp_instr.log.graph.ops import VIEW_OPS, op_params
-from llamacpp_instr.log.schema import Graph, Nodes
+from llamacpp_instr.log.schema import Graph
 
 HALF = "f16"
 """the stored type that the format has, too; the others are exported as float32"""
@@ -44,9 +44,8 @@ class GraphNodes:
     leaf."""
 
     def __init__(self, graph: Graph) -> None:
-        assert graph.nodes is not None
         self.graph = graph
-        self.nodes: Nodes = graph.nodes
+        self.nodes = graph.whole
 
     @cached_property
     def readers(self) -> Counter[int]:
@@ -57,11 +56,11 @@ class GraphNodes:
         return self.nodes.op[tensor] if tensor >= 0 else ""
 
     def type(self, tensor: int) -> str:
-        return self.nodes.type[tensor] if tensor >= 0 else self.graph.leafs[-1 - tensor].type
+        return self.nodes.type[tensor] if tensor >= 0 else self.graph.leaf(tensor).type
 
     def ne(self, tensor: int) -> tuple[int, int, int, int]:
         """In ggml's order: the length of a row first."""
-        of = self.nodes.ne[tensor] if tensor >= 0 else self.graph.leafs[-1 - tensor].ne
+        of = self.nodes.ne[tensor] if tensor >= 0 else self.graph.leaf(tensor).ne
         a, b, c, d = [*of, 1, 1, 1, 1][:4]
         return a, b, c, d
 
@@ -74,7 +73,7 @@ class GraphNodes:
     def is_weight(self, tensor: int) -> bool:
         """Also through views of one."""
         base = self.base(tensor)
-        return base < 0 and self.graph.leafs[-1 - base].tensor >= 0
+        return base < 0 and self.graph.leaf(base).tensor >= 0
 
     def base(self, tensor: int) -> int:
         """What a chain of views begins with."""
@@ -83,7 +82,7 @@ class GraphNodes:
         return tensor
 
     def name(self, tensor: int) -> str:
-        return self.nodes.name[tensor] if tensor >= 0 else self.graph.leafs[-1 - tensor].name
+        return self.nodes.name[tensor] if tensor >= 0 else self.graph.leaf(tensor).name
 
 
 def dtype_of(type_: str) -> str:

@@ -42,7 +42,7 @@ def with_external_weights(
     `on_progress` gets the bytes written and in total. Raises `UsageError` for a weight that
     `weights` does not have.
     """
-    leafs = {value: graph.leafs[-1 - leaf] for leaf, value in exported.weights.items()}
+    leafs = {value: graph.leaf(leaf) for leaf, value in exported.weights.items()}
     for leaf in leafs.values():
         weights.check(leaf)
     total = weight_bytes(exported, graph)
@@ -68,7 +68,7 @@ def with_external_weights(
 def with_weights_as_inputs(exported: Exported, graph: Graph) -> ModelProto:
     """The ONNX model without weights: they are further inputs."""
     for leaf, value in exported.weights.items():
-        of = graph.leafs[-1 - leaf]
+        of = graph.leaf(leaf)
         kind = ELEMENTS.get(of.type, TensorProto.FLOAT)
         info = helper.make_tensor_value_info(value, kind, list(reversed(of.ne)))
         exported.model.graph.input.append(info)
@@ -77,7 +77,7 @@ def with_weights_as_inputs(exported: Exported, graph: Graph) -> ModelProto:
 
 def weight_bytes(exported: Exported, graph: Graph) -> int:
     """The bytes of all weights as `with_external_weights` writes them."""
-    return sum(_bytes(graph.leafs[-1 - leaf]) for leaf in exported.weights)
+    return sum(_bytes(graph.leaf(leaf)) for leaf in exported.weights)
 
 
 def _bytes(leaf: Leaf) -> int:

@@ -16,7 +16,7 @@ from llamacpp_instr.converters.exports.tables.cells import Int64, Words, joined
 from llamacpp_instr.converters.exports.tables.timed import Rows
 from llamacpp_instr.log.graph import ops as knowledge
 from llamacpp_instr.log.graph.kernels import kernel_nodes, node_backends, node_work, weight_read
-from llamacpp_instr.log.schema import Graph, Nodes
+from llamacpp_instr.log.schema import Graph
 from llamacpp_instr.log.session import Session
 
 KERNEL_WORDS = ("block", "op", "name", "label", "type", "shape", "weight", "weight_type")
@@ -49,7 +49,7 @@ class KernelRows:
     def _add(self, session: Session, number: int) -> None:
         plan, kernels = session.plans[number], session.kernels(number)
         graph = session.graphs[plan.graph]
-        nodes = _nodes_of(graph)
+        nodes = graph.whole
         n = len(plan.node)
         inside = kernel_nodes(graph, plan)
         result = [of[-1] for of in inside]
@@ -68,7 +68,7 @@ class KernelRows:
             "plan": np.full(n, number),
             "kernel": np.arange(n),
             "node": np.array(plan.node, np.int64),
-            "n_nodes": np.array(plan.n or [1] * n, np.int64),
+            "n_nodes": np.array(plan.counts, np.int64),
             "layer": kernels.layer,
         }
         for name, values in words.items():
@@ -89,7 +89,7 @@ NODE_COLUMNS: Mapping[str, str] = {
 
 def node_columns(graph: Graph) -> dict[str, list[Any]]:
     """The columns of NODE_COLUMNS with a row for each node. The graph must have its nodes."""
-    nodes, n = _nodes_of(graph), graph.n_nodes
+    nodes, n = graph.whole, graph.n_nodes
     leafs = [leaf.name for leaf in graph.leafs]
     work = [node_work(graph, i) for i in range(n)]
     weights = [weight_read(graph, [i]) for i in range(n)]
@@ -113,11 +113,6 @@ def node_columns(graph: Graph) -> dict[str, list[Any]]:
         "params": [_params(op, words) for op, words in zip(nodes.op, nodes.params, strict=True)],
         "src": [",".join(map(str, sources)) for sources in nodes.src],
     }
-
-
-def _nodes_of(graph: Graph) -> Nodes:
-    assert graph.nodes is not None
-    return graph.nodes
 
 
 def _params(op: str, words: Sequence[int]) -> str | None:

@@ -28,8 +28,7 @@ class KernelText:
 
     def __init__(self, graph: Graph, plan: Plan, pid: int, ctx: int) -> None:
         timeline = plan_timeline(graph, plan)
-        nodes = graph.nodes
-        assert nodes is not None
+        nodes = graph.whole
         parts = []
         on = b'"pid":%d,"tid":%d' % (pid, ctx)
         stream = b'"pid":%d,"tid":%d' % (DEVICE, ctx)
