@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.account import Account
-from llamacpp_instr.log.graph.kernels import kernel_nodes, weight_read
 from llamacpp_instr.log.graph.ops import VIEW_OPS
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.requests import find_requests
-from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.model.file import role_of
 
@@ -101,35 +99,29 @@ def kernel_values(session: Session, plan: int, key: OfKernel) -> Sequence[Value]
     if key == "layer":
         layers: list[int] = kernels.layer.tolist()
         return layers
-    graph, of, inside = _nodes(session, plan)
     if key == "role":
-        told = [op.args for op in plan_timeline(graph, of).ops]
-        weights = [args.get("weight") for args in told]
+        of = session.plans[plan]
+        ops = plan_timeline(session.graphs[of.graph], of).ops
         return [
-            role_of(str(weight)) if weight is not None else str(args["what"])
-            for weight, args in zip(weights, told, strict=True)
+            role_of(weight) if weight is not None else str(op.args["what"])
+            for weight, op in zip(kernels.weight, ops, strict=True)
         ]
-    return [weight_read(graph, nodes)[key == "type"] or NO_WEIGHT for nodes in inside]
-
-
-def _nodes(session: Session, plan: int) -> tuple[Graph, Plan, list[list[int]]]:
-    """The graph of a plan, the plan, and the nodes of each of its kernels."""
-    of = session.plans[plan]
-    graph = session.graphs[of.graph]
-    return graph, of, kernel_nodes(graph, of)
+    weights = kernels.weight_type if key == "type" else kernels.weight
+    return [NO_WEIGHT if weight is None else weight for weight in weights]
 
 
 def _computed(session: Session, plan: int) -> list[list[str]]:
     """What each kernel computes: the names of its nodes, and of the views of these."""
-    graph, _, inside = _nodes(session, plan)
+    graph = session.graphs[session.plans[plan].graph].whole
     owner: list[int] = []
     names: dict[int, list[str]] = defaultdict(list)
-    nodes = zip(graph.whole.op, graph.whole.src, graph.whole.name, strict=True)
+    nodes = zip(graph.op, graph.src, graph.name, strict=True)
     for i, (op, sources, name) in enumerate(nodes):
         is_view = op in VIEW_OPS and sources and 0 <= sources[0] < i
         owner.append(owner[sources[0]] if is_view else i)
         names[owner[i]].append(name)
-    return [[name for node in of for name in names[node]] for of in inside]
+    kernels = session.kernels(plan).nodes
+    return [[name for node in of for name in names[node]] for of in kernels]
 
 
 def step_values(session: Session, steps: Table, key: OfStep) -> list[Value]:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from llamacpp_instr.base.errors import LogError, UsageError
-from llamacpp_instr.log.graph.kernels import Kernels, kernel_nodes, plan_kernels, weight_read
+from llamacpp_instr.log.graph.kernels import Kernels, plan_kernels
 from llamacpp_instr.log.ids import KnownPlan
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import Resolver
@@ -170,9 +170,8 @@ class _Flat:
 def _kernels(plan: KnownPlan) -> tuple[list[FlatLine], Kernels]:
     """What the lines of each kernel have in common, and the kernels."""
     nodes, node = plan.graph.event.whole, plan.event.node
-    insides = kernel_nodes(plan.graph.event, plan.event)
     kernels = plan_kernels(plan.graph.event, plan.event)
-    weights = [weight_read(plan.graph.event, inside) for inside in insides]
+    weights = list(zip(kernels.weight, kernels.weight_type, strict=True))
     # named by its result, as in traces and tables
     lines: list[FlatLine] = [
         {
@@ -185,7 +184,7 @@ def _kernels(plan: KnownPlan) -> tuple[list[FlatLine], Kernels]:
             **({"weight": weights[i][0], "weight_type": weights[i][1]} if weights[i][0] else {}),
             **({"fused": [nodes.op[node] for node in inside]} if len(inside) > 1 else {}),
         }
-        for i, (first, inside) in enumerate(zip(node, insides, strict=True))
+        for i, (first, inside) in enumerate(zip(node, kernels.nodes, strict=True))
     ]
     return lines, kernels
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from llamacpp_instr.log.graph.kernels import kernel_nodes, untimed_backends, weight_read
+from llamacpp_instr.log.graph.kernels import untimed_backends
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import PHASES, step_rows
 from llamacpp_instr.log.timings import Int64, Timings, without_copy
@@ -152,12 +152,11 @@ class Account:
 
     def _places(self, plan: int) -> list[tuple[int, str, str]]:
         """Layer, block and op of each kernel of a plan."""
-        kernels, of = self.session.kernels(plan), self.session.plans[plan]
-        graph = self.session.graphs[of.graph]
-        names = []
-        for label, inside in zip(kernels.label, kernel_nodes(graph, of), strict=True):
-            weight, _ = weight_read(graph, inside)
-            names.append(label if weight is None else f"{label} {role_of(weight)}")
+        kernels = self.session.kernels(plan)
+        names = [
+            label if weight is None else f"{label} {role_of(weight)}"
+            for label, weight in zip(kernels.label, kernels.weight, strict=True)
+        ]
         return list(zip(kernels.layer.tolist(), kernels.block, names, strict=True))
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from llamacpp_instr.converters.analyses.findings.facts import Facts, Finding
 from llamacpp_instr.log.account import device_times
-from llamacpp_instr.log.graph.kernels import kernel_nodes, weight_read
 from llamacpp_instr.model.types import BY_NAME, GgmlType
 from llamacpp_instr.report.report import shown
 
@@ -184,15 +183,13 @@ def no_interleaved_kernel(facts: Facts) -> Finding | None:
     spent: dict[str, dict[str | None, int]] = defaultdict(lambda: defaultdict(int))
     total = 0
     for ops in facts.account.ops:
-        plan = facts.session.plans[ops.plan]
-        graph = facts.session.graphs[plan.graph]
+        kernels = facts.session.kernels(ops.plan)
         total += int(ops.totals.sum())
-        column = ops.dur.sum(axis=0, dtype=np.int64).tolist()
-        for inside, ns in zip(kernel_nodes(graph, plan), column, strict=True):
-            if graph.whole.op[inside[0]].startswith("MUL_MAT"):
-                name, of = weight_read(graph, inside)
-                if of is not None and of not in repacked:
-                    spent[of][name] += ns
+        ns = ops.dur.sum(axis=0, dtype=np.int64).tolist()
+        weights = zip(kernels.label, kernels.weight, kernels.weight_type, ns, strict=True)
+        for label, name, of, took in weights:
+            if label.startswith("MUL_MAT") and of is not None and of not in repacked:
+                spent[of][name] += took
     kind = max(spent, key=lambda of: sum(spent[of].values()), default="")
     cost = sum(spent[kind].values())
     if not kind or cost / max(total, 1) < NO_KERNEL:

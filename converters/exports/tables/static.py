@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.converters.exports.tables.cells import Int64, Words, joined
 from llamacpp_instr.converters.exports.tables.timed import Rows
 from llamacpp_instr.log.graph import ops as knowledge
-from llamacpp_instr.log.graph.kernels import kernel_nodes, node_backends, node_work, weight_read
+from llamacpp_instr.log.graph.kernels import node_backends, node_work, weight_read
 from llamacpp_instr.log.schema import Graph
 from llamacpp_instr.log.session import Session
 
@@ -51,18 +51,16 @@ class KernelRows:
         graph = session.graphs[plan.graph]
         nodes = graph.whole
         n = len(plan.node)
-        inside = kernel_nodes(graph, plan)
-        result = [of[-1] for of in inside]
-        weights = [weight_read(graph, of) for of in inside]
+        result = [of[-1] for of in kernels.nodes]
         words: dict[str, Sequence[str | None]] = {
             "block": kernels.block,
-            "op": ["+".join(nodes.op[node] for node in of) for of in inside],
+            "op": ["+".join(nodes.op[node] for node in of) for of in kernels.nodes],
             "name": [nodes.name[node] for node in result],
             "label": kernels.label,
             "type": [nodes.type[node] for node in result],
             "shape": [shape_text(nodes.ne[node]) for node in result],
-            "weight": [name for name, _ in weights],
-            "weight_type": [type_ for _, type_ in weights],
+            "weight": kernels.weight,
+            "weight_type": kernels.weight_type,
         }
         numbers: dict[str, Any] = {
             "plan": np.full(n, number),

@@ -30,6 +30,11 @@ class Kernels:
     """ops joined by +, the weight's type behind matrix products: `MUL_MAT q4_K`"""
     block: list[Block]
     layer: Int64
+    nodes: list[list[int]]
+    """those that compute something: `kernel_nodes`"""
+    weight: list[str | None]
+    """the first that it reads directly, and its type: `weight_read`"""
+    weight_type: list[str | None]
     flops: Int64
     """of attention over the whole window of the cache: see `work`"""
     bytes: Int64
@@ -179,6 +184,8 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
     work = [node_work(graph, i) for i in range(graph.n_nodes)]
     label: list[str] = []
     n_flops, n_bytes = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    computed = kernel_nodes(graph, plan)
+    weights = [weight_read(graph, inside) for inside in computed]
     for i, inside in enumerate(plan.kernels):
         label.append("+".join(_label(graph, nodes, node) for node in inside if nodes.exec[node]))
         n_flops[i] = sum(work[node][0] for node in inside)
@@ -189,7 +196,17 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
     alone = {i: of.start for i, of in enumerate(plan.kernels) if len(of) == 1}
     attention = {i: shapes[node] for i, node in alone.items() if node in shapes}
     block = [blocks[node] for node in plan.node]
-    return Kernels(label, block, layer, n_flops, n_bytes, attention)
+    return Kernels(
+        label=label,
+        block=block,
+        layer=layer,
+        nodes=computed,
+        weight=[name for name, _ in weights],
+        weight_type=[type_ for _, type_ in weights],
+        flops=n_flops,
+        bytes=n_bytes,
+        attention=attention,
+    )
 
 
 def kernel_nodes(graph: Graph, plan: Plan) -> list[list[int]]:

@@ -14,7 +14,6 @@ from typing import TypeAlias, TypeVar
 
 from llamacpp_instr.log.graph.kernels import (
     Kernels,
-    kernel_nodes,
     node_backends,
     plan_kernels,
     weight_read,
@@ -164,15 +163,13 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
     layers = kernels.layer.tolist()
     facts = _Facts(graph, nodes, _look_through(nodes), node_backends(graph))
     n_flops, n_bytes = kernels.flops.tolist(), kernels.bytes.tolist()
-    inside_of = kernel_nodes(graph, plan)
-    for i, (computed, inside) in enumerate(zip(plan.kernels, inside_of, strict=True)):
+    for i, (computed, inside) in enumerate(zip(plan.kernels, kernels.nodes, strict=True)):
         kernel_of.update(dict.fromkeys(computed, i))
         name = "+".join(nodes.op[node] for node in inside)
         varies = i in kernels.attention
         work = (0, 0) if varies else (n_flops[i], n_bytes[i])
         args = _args(facts, inside, kernels.block[i], *work)
-        weight, _ = weight_read(graph, inside)
-        role = role_of(nodes.op[inside[0]], nodes.name[inside[-1]], weight)
+        role = role_of(nodes.op[inside[0]], nodes.name[inside[-1]], kernels.weight[i])
         block, layer = kernels.block[i], layers[i]
         ops.append(OpSlice(name, block, layer, args, n_flops[i], n_bytes[i], varies, role))
     layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
