@@ -37,7 +37,7 @@ def main() -> None:
                 wait_until_measured(address)
                 tiles(model.stem, address)
             frames(model.stem, model)
-        frames("Q4_K against F16", q4_k, "--against", str(f16))
+        frames("Q4_K against F16", q4_k, "--reference", str(f16))
 
 
 def write_models(f16: Path, q4_k: Path) -> None:

@@ -6,10 +6,11 @@ Invariant: this module has no text about a command; the words are those of `inst
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 
 import click
 
-from llamacpp_instr.cli import COMMANDS, GROUPS, main
+from llamacpp_instr.cli import COMMANDS, GROUPS, OLD_OPTIONS, main
 
 _INTRODUCTION = """\
 # The command line
@@ -23,6 +24,14 @@ with `--force`. Exit status: 0 for success, 1 for a failure (or, if a command sa
 commands exit with status 0; `instr run` stops and exits with status 1.
 """
 
+_VOCABULARY = """\
+## Options that several commands have
+
+An option means the same in each. A range is `A-B`, both included, or `A`, `A-` and `-B`. A size is
+`500MB`. `--reference` names the model that another one is compared with, and `--machine` a file of
+`instr probe`. Former names still work in this version.
+"""
+
 
 def render_page() -> str:
     """The page as Markdown: every command of COMMANDS, in the order of `instr --help`."""
@@ -31,16 +40,41 @@ def render_page() -> str:
         lines += [f"**{purpose}**", ""]
         lines += [f"- [`{name}`](#instr-{name}): {text}" for name, text in commands.items()]
         lines.append("")
-    lines.pop()
+    lines += _vocabulary()
     for name in COMMANDS:
         lines += ["", *_section(name)]
     return "\n".join(lines) + "\n"
 
 
-def _section(name: str) -> list[str]:
-    """One command: usage, description, options, examples."""
+def _vocabulary() -> list[str]:
+    """Which commands have each option that several have, and the former names of options."""
+    commands_of: dict[str, list[str]] = defaultdict(list)
+    for name in COMMANDS:
+        for option in _command(name).params:
+            if isinstance(option, click.Option) and not option.is_eager and not option.hidden:
+                commands_of["`, `".join(option.opts)].append(f"[{name}](#instr-{name})")
+    rows = [
+        f"| `{names}` | {', '.join(commands)} |"
+        for names, commands in sorted(commands_of.items())
+        if len(commands) > 1
+    ]
+    former = [
+        f"`{new}` of {name} was `{old}`"
+        for name, renamed in OLD_OPTIONS.items()
+        for old, new in renamed.items()
+    ]
+    return [_VOCABULARY, "| option | commands |", "|---|---|", *rows, "", f"{'; '.join(former)}."]
+
+
+def _command(name: str) -> click.Command:
     command = main.get_command(click.Context(main), name)
     assert command is not None
+    return command
+
+
+def _section(name: str) -> list[str]:
+    """One command: usage, description, options, examples."""
+    command = _command(name)
     ctx = click.Context(command, info_name=f"instr {name}")
     usage = " ".join(["instr", name, *command.collect_usage_pieces(ctx)])
     return [

@@ -46,7 +46,7 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
     if host and probe.cpu and host != probe.cpu:
         raise UsageError(
             f"{session.path}: recorded on {host}, but the probe is of {probe.cpu};"
-            " run `instr probe` there and name its file with --probe"
+            " run `instr probe` there and name its file with --machine"
         )
     steps, notes = counted_steps(session)
     found = _ops(Account(session, steps), probe)

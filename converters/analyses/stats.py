@@ -146,7 +146,7 @@ def _check(session: Session, keys: Sequence[By], filters: Sequence[Filter]) -> N
             f"{session.path}: by thread needs every thread, recorded with --level verbose"
         )
     if "thread" in keys and filters:
-        raise UsageError("by thread counts all kernels: leave out --layer, --op and --where")
+        raise UsageError("by thread counts all kernels: leave out --layers, --ops and --where")
 
 
 def _kept(session: Session, notes: Sequence[str]) -> str:

@@ -43,14 +43,17 @@ class LineSelection:
     """names; `op` is one in the flat form"""
     steps: tuple[int, int] | None = None
     """the first and the last, both included; lines that belong to no step are then left out"""
-    layer: int | None = None
-    """lines of other layers and of none are then left out"""
+    layers: tuple[int, int] | None = None
+    """the same of layers; lines of none are then left out"""
 
-    def has(self, name: str, step: int, layer: int | None) -> bool:
+    def has(self, name: str, step: int, layer: object) -> bool:
         return (
             (not self.events or name in self.events)
             and (self.steps is None or self.steps[0] <= step <= self.steps[1])
-            and (self.layer is None or layer == self.layer)
+            and (
+                self.layers is None
+                or (isinstance(layer, int) and self.layers[0] <= layer <= self.layers[1])
+            )
         )
 
 

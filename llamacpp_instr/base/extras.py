@@ -15,7 +15,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "dask": ("instr collect --dask", ("distributed",)),
     "fleet": ("instr collect, instr sql", ("duckdb", "fsspec", "pyarrow")),
     "hf": (
-        "instr import, instr validate --against",
+        "instr import, instr validate --reference",
         ("torch", "transformers", "safetensors", "sentencepiece"),
     ),
     "live": (

@@ -91,6 +91,14 @@ GROUPS: dict[str, _Commands] = {
 COMMANDS: _Commands = {name: c for group in GROUPS.values() for name, c in group.items()}
 ALIASES = {"report": "memory"}
 """former names of commands, which still work but are not in the help"""
+OLD_OPTIONS: dict[str, dict[str, str]] = {
+    "cat": {"--layer": "--layers", "--step": "--steps"},
+    "roofline": {"--probe": "--machine"},
+    "stats": {"--layer": "--layers", "--op": "--ops"},
+    "validate": {"--against": "--reference"},
+    "weights": {"--against": "--reference"},
+}
+"""former names of options, which work for one more release but are not in the help"""
 _PYTHONS_OWN = ("exec", "import")
 """names that a module and its function have with an underscore"""
 
@@ -123,7 +131,7 @@ class LazyGroup(click.Group):
             close = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
             raise click.UsageError(f"no command {name!r} ({hint})", ctx)
-        return super().resolve_command(ctx, [name, *args[1:]])
+        return super().resolve_command(ctx, [name, *_with_new_names(name, args[1:])])
 
     def format_commands(
         self,
@@ -178,6 +186,14 @@ class LazyGroup(click.Group):
             _leave(*_line_about(error))
         # only `ctx.exit(status)` returns a number: commands return None
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _with_new_names(command: str, args: Sequence[str]) -> Iterator[str]:
+    """The arguments of a command with the options as they are called now."""
+    renamed = OLD_OPTIONS.get(command, {})
+    for arg in args:
+        option, equals, value = arg.partition("=")
+        yield renamed.get(option, option) + equals + value
 
 
 @contextlib.contextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import Logs, log_options, tell_ends
-from llamacpp_instr.cli.options import command, parse_range
+from llamacpp_instr.cli.options import command, range_option
 
 
-@command("instr cat session.log --expand --event op --layer 0 | jq .dur")
+@command("instr cat session.log --expand --event op --layers 0 | jq .dur")
 @click.option("--event", "events", metavar="NAME", multiple=True, help="Only events of this name.")
-@click.option("--step", "steps", metavar="A[:B]", help="Only events of steps A to B.")
-@click.option("--layer", type=int, help="Only lines of this layer.")
+@range_option("--steps", "Only events of steps A to B.")
+@range_option("--layers", "Only lines of layers A to B.")
 @click.option("--expand", is_flag=True, help="One line for each op and layer (the flat form).")
 @log_options
 @click.option("-o", "--output", default="-", metavar="FILE", help="Write to FILE; - is stdout.")
@@ -19,8 +19,8 @@ from llamacpp_instr.cli.options import command, parse_range
 def cat(
     logs: Logs,
     events: tuple[str, ...],
-    steps: str | None,
-    layer: int | None,
+    steps: tuple[int, int] | None,
+    layers: tuple[int, int] | None,
     expand: bool,
     output: str,
     force: bool,
@@ -37,7 +37,7 @@ def cat(
     from llamacpp_instr.log.runs import find_runs
 
     check_output(output, force, *logs.names)
-    selection = LineSelection(events, parse_range("--step", steps), layer)
+    selection = LineSelection(events, steps, layers)
     readers = [read_run(run, logs.lenient) for run in find_runs(logs.names)]
     with open_output(output, force) as file:
         for reader in readers:

@@ -77,22 +77,25 @@ def given_options(*names: str) -> list[str]:
     ]
 
 
-def parse_range(option: str, text: str | None, between: str = ":") -> tuple[int, int] | None:
-    """(first, last) of `A`, `A:B`, `A:` or `:B`, both inclusive; None if `text` is None.
+def range_option(name: str, text: str) -> _Decorator:
+    """An option whose value is a range: `A`, `A-B`, `A-` or `-B`, also with a colon. The command
+    gets (first, last), both inclusive, or None."""
 
-    `between` is the separator. Raises UsageError, which names `option`.
-    """
-    if text is None:
-        return None
-    first, several, last = text.partition(between)
-    try:
-        chosen = int(first or 0), int(last or LAST) if several else int(first)
-    except ValueError:
-        example = f"7, 7{between}9, 7{between} or {between}9"
-        raise UsageError(f"{option} {text}: give {example}") from None
-    if chosen[0] > chosen[1]:
-        raise UsageError(f"{option} {text}: the first is greater than the last")
-    return chosen
+    def parse(
+        _ctx: click.Context, _param: click.Parameter, value: str | None
+    ) -> tuple[int, int] | None:
+        if value is None:
+            return None
+        match = re.fullmatch(r"(\d{1,18})|(\d{0,18})[-:](\d{0,18})", value)
+        if match is None:
+            raise UsageError(f"{name} {value}: give 7, 7-9, 7- or -9")
+        first = int(match[1] or match[2] or 0)
+        last = first if match[1] else int(match[3] or LAST)
+        if first > last:
+            raise UsageError(f"{name} {value}: the first is greater than the last")
+        return first, last
+
+    return click.option(name, metavar="A[-B]", callback=parse, help=text)
 
 
 def bytes_of_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:

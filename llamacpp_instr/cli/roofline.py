@@ -15,14 +15,13 @@ from llamacpp_instr.cli.options import ReportOutput, command, report_options
     "instr roofline session.log -o roof.html",
 )
 @click.option(
-    "--probe",
-    "probe_file",
+    "--machine",
     metavar="FILE",
     help="A file of `instr probe`.  [default: the one in the user's cache]",
 )
 @log_options
 @report_options
-def roofline(logs: Logs, probe_file: str | None, output: ReportOutput) -> None:
+def roofline(logs: Logs, machine: str | None, output: ReportOutput) -> None:
     """Compare the ops of a log with what the machine can do.
 
     Prints, by op and phase, the rates, the FLOPs per byte, what is attainable with so many, and
@@ -35,8 +34,8 @@ def roofline(logs: Logs, probe_file: str | None, output: ReportOutput) -> None:
     from llamacpp_instr.converters.analyses.roofline import roofline as compute_roofline
     from llamacpp_instr.prediction.probe.file import read_probe
 
-    output.check(*logs.names, probe_file)
-    probe = read_probe(probe_file)
+    output.check(*logs.names, machine)
+    probe = read_probe(machine)
     found = [(session.path, *compute_roofline(session, probe)) for session in logs.sessions()]
     charts = [chart for _, _, chart in found]
     if len(found) > 1:

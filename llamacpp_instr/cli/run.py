@@ -171,7 +171,7 @@ def run(
         from llamacpp_instr.cli.logs import Logs
         from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 
-        cure = f"convert some of its steps with `instr to-perfetto {written} --steps A:B`"
+        cure = f"convert some of its steps with `instr to-perfetto {written} --steps A-B`"
         bound = size_bound.SizeBound(size_bound.MAX_TRACE, whole=True, cure=cure)
         logs = Logs((str(written),), lenient=False)
         with logs.converting(bound) as (events,), open_output(perfetto, force) as file:

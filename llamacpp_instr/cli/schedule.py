@@ -17,7 +17,7 @@ from llamacpp_instr.cli.options import (
     command,
     given_options,
     lenient_option,
-    parse_range,
+    range_option,
     report_options,
 )
 
@@ -54,7 +54,7 @@ MakeTasks = Callable[["Engines"], Made]
     "instr schedule session.log --engines 4",
     "instr schedule session.log --engines 4 --split heads --layers 0 -o heads.html",
     "instr schedule session.log --engines chip.toml --perfetto chip.pftrace",
-    "instr schedule session.log --sweep 1:64 --split rows",
+    "instr schedule session.log --sweep 1-64 --split rows",
     "instr schedule graph.toml --engines 2 --policy optimal --seconds 10",
 )
 @click.argument("source", metavar="LOG|GRAPH.toml|MODEL")
@@ -92,9 +92,7 @@ MakeTasks = Callable[["Engines"], Made]
     help="Steps of this phase: the median of each op.  [default: decode]",
 )
 @click.option("--step", type=click.IntRange(min=0), help="This step alone.")
-@click.option(
-    "--layers", metavar="A:B", help="Only these layers, both included; 0: only the first."
-)
+@range_option("--layers", "Only layers A to B; 0: only the first.")
 @click.option(
     "--sequences",
     type=click.IntRange(1, 1024),
@@ -115,7 +113,7 @@ MakeTasks = Callable[["Engines"], Made]
     metavar="FILE",
     help="For a model: a file of `instr probe`.  [default: the one in the user's cache]",
 )
-@click.option("--sweep", metavar="A:B", help="Print a curve: from A to B equal engines.")
+@range_option("--sweep", "Print a curve: from A to B equal engines.")
 @click.option("--perfetto", metavar="FILE", help="Also write the schedule as a Perfetto trace.")
 @lenient_option
 @report_options
@@ -123,7 +121,7 @@ def schedule(
     source: str,
     engines: str,
     machine: str | None,
-    sweep: str | None,
+    sweep: tuple[int, int] | None,
     perfetto: str | None,
     lenient: bool,
     output: ReportOutput,
@@ -147,13 +145,15 @@ def schedule(
     from llamacpp_instr.base.output import check_output
     from llamacpp_instr.converters.scheduling.engines import equal_engines, parse_engines
 
-    swept = parse_range("--sweep", sweep)
-    if swept is not None:
+    if sweep is not None:
         for other in given_options("engines", "perfetto"):
             raise UsageError(f"--sweep has its own numbers of engines; leave out {other}")
-        if swept[0] < 1 or swept[1] == LAST or swept[1] - swept[0] >= MOST_SWEPT:
-            raise UsageError(f"--sweep {sweep}: give A:B, from 1, at most {MOST_SWEPT} numbers")
-    chosen = _Chosen(**{**how, "layers": parse_range("--layers", how["layers"])})
+        if sweep[0] < 1 or sweep[1] == LAST or sweep[1] - sweep[0] >= MOST_SWEPT:
+            last = "" if sweep[1] == LAST else sweep[1]
+            raise UsageError(
+                f"--sweep {sweep[0]}-{last}: give A-B, from 1, at most {MOST_SWEPT} numbers"
+            )
+    chosen = _Chosen(**how)
     if chosen.step is not None and chosen.phase is not None:
         raise UsageError("give --phase or --step, not both")
     read = engines if not engines.isdecimal() else None
@@ -162,14 +162,14 @@ def schedule(
         check_output(perfetto, output.force, source, read, machine)
         if perfetto == "-" and output.path == "-":
             raise UsageError("--perfetto -: name the report with -o, or the trace")
-    hardware = parse_engines(engines) if swept is None else equal_engines(swept[0])
+    hardware = parse_engines(engines) if sweep is None else equal_engines(sweep[0])
     make = _tasks_of(source, chosen, machine, lenient)
     plan = _planner(chosen)
-    if swept is None:
+    if sweep is None:
         tasks, notes = make(hardware)
         _write(plan(tasks, hardware), source, notes, perfetto, output)
     else:
-        _write_sweep(source, make, plan, range(swept[0], swept[1] + 1), output)
+        _write_sweep(source, make, plan, range(sweep[0], sweep[1] + 1), output)
 
 
 def _tasks_of(source: str, chosen: _Chosen, machine: str | None, lenient: bool) -> MakeTasks:

@@ -60,7 +60,7 @@ class SizeBound:
     def _expect(self, size: int) -> None:
         if size > self._most:
             allowed = math.ceil(1.2 * size / 1e9)
-            cure = self._cure or f"choose steps with --steps A:B, or give --max-size {allowed}GB"
+            cure = self._cure or f"choose steps with --steps A-B, or give --max-size {allowed}GB"
             raise UsageError(f"the trace would have about {size / 1e6:,.0f} MB; {cure}")
         if size > LARGE and not self._told:
             self._told = True

@@ -8,15 +8,15 @@ from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import (
     ReportOutput,
     command,
-    parse_range,
     phase_option,
+    range_option,
     report_options,
 )
 
 
 @command(
     "instr stats session.log --by block --phase decode",
-    "instr stats session.log --by layer,op --layer 3-5 --sort p99 --top 20",
+    "instr stats session.log --by layer,op --layers 3-5 --sort p99 --top 20",
     "instr stats session.log --by mark",
     "instr stats session.log --by layer --where 'tensor=*ffn_down*'",
 )
@@ -27,10 +27,8 @@ from llamacpp_instr.cli.options import (
     "[default: op; layer if the log has no ops]",
 )
 @phase_option
-@click.option("--layer", "layers", metavar="A[-B]", help="Only kernels of layers A to B.")
-@click.option(
-    "--op", "ops", metavar="OP,…", help="Only kernels of these ops, such as MUL_MAT,ROPE."
-)
+@range_option("--layers", "Only kernels of layers A to B.")
+@click.option("--ops", metavar="OP,…", help="Only kernels of these ops, such as MUL_MAT,ROPE.")
 @click.option(
     "--where",
     "wheres",
@@ -48,7 +46,7 @@ def stats(
     logs: Logs,
     by: str | None,
     phase: str | None,
-    layers: str | None,
+    layers: tuple[int, int] | None,
     ops: str | None,
     wheres: tuple[str, ...],
     sort: str | None,
@@ -81,8 +79,8 @@ def stats(
 
     output.check(*logs.names)
     filters: list[Filter] = [where_filter(text) for text in wheres]
-    if (chosen := parse_range("--layer", layers, "-")) is not None:
-        filters.append(layer_filter(*chosen))
+    if layers is not None:
+        filters.append(layer_filter(*layers))
     if ops is not None:
         filters.append(op_filter(ops))
     told = []

@@ -8,20 +8,20 @@ import click
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command, default_name, parse_range
+from llamacpp_instr.cli.options import command, default_name, range_option
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 
 
 @command(
     "instr to-perfetto session.log",
-    "instr to-perfetto session.log --steps 1:3 --layers 0 --flows -o block.pftrace",
+    "instr to-perfetto session.log --steps 1-3 --layers 0 --flows -o block.pftrace",
 )
 @click.option(
     "-o", "--output", metavar="TRACE", help="Output; - is stdout.  [default: LOG's name, .pftrace]"
 )
 @click.option("--force", is_flag=True, help="Overwrite TRACE if it exists.")
-@click.option("--steps", metavar="A[:B]", help="Only steps A to B, inclusive.")
-@click.option("--layers", metavar="A[-B]", help="Only layers A to B, inclusive.")
+@range_option("--steps", "Only steps A to B, inclusive.")
+@range_option("--layers", "Only layers A to B, inclusive.")
 @click.option("--ops", metavar="OP,…", help="Only kernels of these ops, such as MUL_MAT,ROPE.")
 @click.option("--no-threads", is_flag=True, help="Leave out the tracks of single threads.")
 @click.option("--flows", is_flag=True, help="Draw arrows from ops to readers, tokens to decodes.")
@@ -40,8 +40,8 @@ def to_perfetto(
     logs: Logs,
     output: str | None,
     force: bool,
-    steps: str | None,
-    layers: str | None,
+    steps: tuple[int, int] | None,
+    layers: tuple[int, int] | None,
     ops: str | None,
     no_threads: bool,
     flows: bool,
@@ -61,8 +61,8 @@ def to_perfetto(
     from llamacpp_instr.log.graph.timeline import Selection
 
     selection = Selection(
-        parse_range("--steps", steps),
-        parse_range("--layers", layers, "-"),
+        steps,
+        layers,
         frozenset(op.strip().upper() for op in ops.split(",")) if ops is not None else None,
     )
     if form == "protobuf" and output and output.lower().endswith((".json", ".json.gz")):

@@ -9,7 +9,7 @@ import click
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command, parse_range
+from llamacpp_instr.cli.options import command, range_option
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 
 
@@ -18,11 +18,13 @@ from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
     "instr to-torch server.log server.part2.log -o profile",
 )
 @click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
-@click.option("--steps", metavar="A[:B]", help="Only steps A to B, inclusive.")
+@range_option("--steps", "Only steps A to B, inclusive.")
 @max_size_option
 @log_options
 @click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
-def to_torch(logs: Logs, output: str, steps: str | None, max_size: int, force: bool) -> None:
+def to_torch(
+    logs: Logs, output: str, steps: tuple[int, int] | None, max_size: int, force: bool
+) -> None:
     """Convert a log for TensorBoard and PyTorch's trace analysis.
 
     Writes a trace in the format of PyTorch's profiler, which TensorBoard's plugin torch-tb-profiler
@@ -40,13 +42,12 @@ def to_torch(logs: Logs, output: str, steps: str | None, max_size: int, force: b
     from llamacpp_instr.log.graph.timeline import Selection
 
     need("torch")
-    chosen = parse_range("--steps", steps)
     for name in NAMES:
         check_not_input(Path(output) / name, *logs.names)
-    bound = SizeBound(max_size, whole=chosen is None)
+    bound = SizeBound(max_size, whole=steps is None)
     with logs.converting(bound) as readers:
         if len(readers) > 1:
             raise UsageError(f"{len(readers)} sessions; a directory is for one")
         with open_output_directory(output, NAMES, force) as folder:
-            write_torch(readers[0], folder, logs.lenient, Selection(chosen), bound.take)
+            write_torch(readers[0], folder, logs.lenient, Selection(steps), bound.take)
     notice(f"{output}: {', '.join(NAMES)}")

@@ -17,7 +17,7 @@ _DECODES = 4
 @command(
     "instr validate model.gguf",
     'instr validate demo --prompt "Once upon a time" -o checked.html',
-    "instr validate llama.gguf --against Llama-3.2-1B",
+    "instr validate llama.gguf --reference Llama-3.2-1B",
 )
 @click.argument("model")
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.  [default: 32 tokens]")
@@ -27,7 +27,7 @@ _DECODES = 4
     help=f"Decodes after it, to check ops.  [default: {_DECODES}]",
 )
 @click.option(
-    "--against",
+    "--reference",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
     help="Compare the states of every layer with transformers, which runs this folder.",
@@ -36,20 +36,20 @@ _DECODES = 4
     "--bound",
     type=click.FloatRange(0, min_open=True),
     metavar="X",
-    help="With --against: largest relative error that is ok.  [default: by the weights' type]",
+    help="With --reference: largest relative error that is ok.  [default: by the weights' type]",
 )
 @threads_option
 @click.option(
     "--flash-attn",
     type=click.Choice(["auto", "on", "off"]),
-    help="Flash attention.  [default: auto; off with --against, as it rounds to F16]",
+    help="Flash attention.  [default: auto; off with --reference, as it rounds to F16]",
 )
 @report_options
 def validate(
     model: str,
     prompt: str | None,
     n: int | None,
-    against: Path | None,
+    reference: Path | None,
     bound: float | None,
     threads: int | None,
     flash_attn: str | None,
@@ -63,7 +63,7 @@ def validate(
     prompt with those of the whole graph in ONNX Runtime, and the logits of the decodes, which read
     the cache, with one pass over all tokens.
 
-    With --against it compares a prefill with transformers instead: the embeddings, the hidden
+    With --reference it compares a prefill with transformers instead: the embeddings, the hidden
     states after every layer, and the logits of the same tokens. FOLDER is the Hugging Face folder
     that the model was converted from. The report names the first layer where they part. This needs
     the packages of llamacpp-instr[hf], and memory for the weights in float32.
@@ -77,16 +77,16 @@ def validate(
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.recording.memory.plan import check_memory
 
-    chosen = flash_attn or ("auto" if against is None else "off")
+    chosen = flash_attn or ("auto" if reference is None else "off")
     options = ContextOptions(threads=threads, flash_attn=chosen)
     options.check()
-    if against is None and bound is not None:
-        raise UsageError("--bound is for --against; the tolerances of ops are upstream's")
-    if against is not None and n is not None:
-        raise UsageError("-n is the number of decodes; --against compares a prefill only")
-    need("onnx")  # the tables of --against are those of the ops
+    if reference is None and bound is not None:
+        raise UsageError("--bound is for --reference; the tolerances of ops are upstream's")
+    if reference is not None and n is not None:
+        raise UsageError("-n is the number of decodes; --reference compares a prefill only")
+    need("onnx")  # the tables of --reference are those of the ops
     output.check(model)
-    if against is None:
+    if reference is None:
         from llamacpp_instr.converters.validate.report import judge
         from llamacpp_instr.converters.validate.run import validate_model
 
@@ -101,7 +101,7 @@ def validate(
         from llamacpp_instr.converters.validate.against.report import judge_states
         from llamacpp_instr.converters.validate.against.theirs import open_reference
 
-        source = open_reference(against)
+        source = open_reference(reference)
         source.check_output(Path(output.path))
         need("hf")
         file = load_model_file(model)

@@ -59,7 +59,7 @@ def _convert(logs: Logs, trace: Path) -> tuple[int, int] | None:
 
     small = sum(Path(name).stat().st_size for name in logs.names) < SMALL_LOG
     options = Options(flows=small, lenient=logs.lenient)
-    cure = "convert some of its steps first: `instr to-perfetto --steps A:B`"
+    cure = "convert some of its steps first: `instr to-perfetto --steps A-B`"
     bound = SizeBound(MAX_TRACE, whole=True, cure=cure)
     with logs.converting(bound) as (first, *others), open_output(trace) as file:
         write_perfetto(first, bound.counted(file), options, others)

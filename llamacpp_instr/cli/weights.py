@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @command(
     "instr weights model-Q4_K_M.gguf 'blk.*.ffn_down.weight'",
-    "instr weights model-Q4_K_M.gguf --view --against model-F16.gguf",
+    "instr weights model-Q4_K_M.gguf --view --reference model-F16.gguf",
     "instr weights model-Q4_K_M.gguf 'blk.0.*' -o block.npz",
 )
 @click.argument("model")
 @click.argument("pattern", default="*")
 @click.option(
-    "--against", metavar="FILE", help="The model that MODEL was quantized from: also the errors."
+    "--reference", metavar="FILE", help="The model that MODEL was quantized from: also the errors."
 )
 @click.option("--view", is_flag=True, help="Show every weight as a page in the browser.")
 @serving_options(" of --view")
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def weights(
     model: str,
     pattern: str,
-    against: str | None,
+    reference: str | None,
     view: bool,
     serving: Serving,
     raw: bool,
@@ -69,11 +69,11 @@ def weights(
         raise UsageError("--port and --no-browser are options of --view")
     if raw and not export:
         raise UsageError("--raw is for an export: name it with -o FILE.npz or FILE.safetensors")
-    if export and against is not None:
-        raise UsageError("--against is for reports and --view; an export has one model's tensors")
-    output.check(model, against, exports=SUFFIXES)
+    if export and reference is not None:
+        raise UsageError("--reference is for reports and --view; an export has one model's tensors")
+    output.check(model, reference, exports=SUFFIXES)
     file = choose_weights(load_model_file(model), pattern)
-    original = load_model_file(against) if against is not None else None
+    original = load_model_file(reference) if reference is not None else None
     reader = WeightReader(file)
     if view:
         _show(file, original, reader, serving)

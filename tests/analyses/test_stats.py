@@ -375,7 +375,7 @@ def test_the_command_has_five_forms(recorded):
     assert [int(line.split(",")[2]) for line in lines[1:]] == total
     assert "| feed-forward | 24 |" in printed(*blocks, "--md")
     assert printed(*blocks, "--html").startswith("<!doctype html>")
-    chosen = ("--layer", "1-2", "--op", "MUL_MAT", "--where", "phase=decode", "--sort", "p99")
+    chosen = ("--layers", "1-2", "--ops", "MUL_MAT", "--where", "phase=decode", "--sort", "p99")
     wanted = ("stats", RECORDED, "--by", "layer,op", *chosen, "--top", "3", "--csv")
     (head, *rows) = printed(*wanted).splitlines()
     assert head.startswith("layer,op,count")

@@ -90,7 +90,7 @@ def test_against_the_original_also_the_errors(model: Path, tmp_path: Path) -> No
     changed["blk.0.ffn_up.weight"][1][3, 4] += 1
     other = write_blocks(tmp_path / "changed.gguf", changed)
     title = "Error of the weights of changed.gguf against model.gguf"
-    (row,) = told(other, "*ffn_up*", "--against", model)[title]["rows"]
+    (row,) = told(other, "*ffn_up*", "--reference", model)[title]["rows"]
     assert row["largest"] == pytest.approx(1, abs=1e-5)
     assert row["RMSE"] == pytest.approx((1 / 4096) ** 0.5, rel=1e-4)
 

@@ -183,7 +183,7 @@ NEEDS = [
     ("collect session.log -o fleet", "fleet"),
     ("import model -o model.gguf", "hf"),
     ("run model --prompt hi", "hf"),
-    ("validate demo --against model", "onnx"),
+    ("validate demo --reference model", "onnx"),
     ("live session.log", "live"),
     ("weights demo --view", "live"),
     ("debug demo --prompt hi --page", "live"),

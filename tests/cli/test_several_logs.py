@@ -42,7 +42,7 @@ def logs(tmp_path: Path) -> list[str]:
 def test_reports_are_headed_by_their_logs(logs: list[str]) -> None:
     second, other, first = logs
     name = f"{first} and 1 more part"
-    roofline = ["roofline", "--probe", FIXTURES / "probe.json"]
+    roofline = ["roofline", "--machine", FIXTURES / "probe.json"]
     for command in (["summary"], ["stats"], ["memory"], roofline):
         all_of_them, alone = told(*command, *logs), told(*command, other)
         joined = told(*command, first, second)
@@ -156,7 +156,7 @@ def test_parts_are_printed_as_one_log(logs: list[str], tmp_path: Path) -> None:
 LENIENT = [
     "summary LOG", "stats LOG", "requests LOG", "tree LOG", "cat LOG --expand", "page LOG -o OUT",
     "diff LOG LOG", "compare LOG LOG", "values LOG", "memory LOG", "ops LOG",
-    f"roofline LOG --probe {FIXTURES / 'probe.json'}", "schedule LOG --phase prefill",
+    f"roofline LOG --machine {FIXTURES / 'probe.json'}", "schedule LOG --phase prefill",
     "to-perfetto LOG -o OUT", "to-perfetto LOG --format json -o OUT", "to-parquet LOG --csv -o OUT",
     "to-flashinfer LOG -o OUT", "to-torch LOG -o OUT",
 ]  # fmt: skip

@@ -156,7 +156,7 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("stats", "NAME"),
         ("tree", "NAME.log", "--folded"),
         ("page", "NAME.log"),
-        ("roofline", "NAME.log", "--probe", "NAME"),
+        ("roofline", "NAME.log", "--machine", "NAME"),
         ("schedule", "NAME.log", "--engines", "NAME"),
         ("schedule", "NAME.toml"),
         ("predict", "demo", "--machine", "NAME"),

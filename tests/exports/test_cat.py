@@ -54,17 +54,17 @@ def test_events_are_selected_by_name(log):
 
 def test_steps_are_selected_with_all_that_was_measured_in_them(log):
     computes = {e.compute for e in EVENTS if isinstance(e, s.Compute) and e.step in (1, 2)}
-    got = lines(log, "--step", "1:2")
+    got = lines(log, "--steps", "1:2")
     assert {line["step"] for line in got if line["event"] == "step_begin"} == {1, 2}
     ops = [e for e in EVENTS if isinstance(e, s.Ops) and e.compute in computes]
     assert len([line for line in got if line["event"] == "ops"]) == len(ops) > 0
     assert not [line for line in got if line["event"] in ("model", "graph")]
-    assert {line["step"] for line in lines(log, "--step", "1", "--event", "kv")} == {1}
-    assert lines(log, "--step", ":") == lines(log, "--step", "0:")
-    with pytest.raises(UsageError, match="--step x: give 7, 7:9, 7: or :9"):
-        run(log, "--step", "x")
-    with pytest.raises(UsageError, match="--step 5:3: the first is greater than the last"):
-        run(log, "--step", "5:3")
+    assert {line["step"] for line in lines(log, "--steps", "1", "--event", "kv")} == {1}
+    assert lines(log, "--steps", ":") == lines(log, "--steps", "0:")
+    with pytest.raises(UsageError, match="--steps x: give 7, 7-9, 7- or -9"):
+        run(log, "--steps", "x")
+    with pytest.raises(UsageError, match="--steps 5:3: the first is greater than the last"):
+        run(log, "--steps", "5:3")
 
 
 def test_the_flat_form_has_a_line_for_each_op(log):
@@ -93,7 +93,7 @@ def test_an_op_tells_what_the_table_of_ops_tells():
 
 
 def test_the_flat_form_has_begin_and_end_of_each_layer(log):
-    got = lines(log, "--expand", "--step", "0", "--layer", "0")
+    got = lines(log, "--expand", "--steps", "0", "--layers", "0")
     steps = [line for line in got if line["event"].startswith("step_")]
     assert [line["event"] for line in steps[:2]] == ["step_begin", "step_end"]
     assert {line["step_name"] for line in steps} == {"layer_0"}

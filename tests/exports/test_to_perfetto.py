@@ -92,7 +92,7 @@ def test_wrong_input_is_one_line_and_no_file(
         (("--steps", "90:99"), ("no step was selected", "steps 0 to")),
         (("--layers", "90"), ("nothing was selected", "layers 0 to")),
         (("--ops", "NO_OP"), ("nothing was selected", "MUL_MAT")),
-        (("--steps", "x"), ("--steps x", "7:9")),
+        (("--steps", "x"), ("--steps x", "7-9")),
         (("--layers", "1-y"), ("--layers 1-y", "7-9")),
         (("--format", "json", "--flows"), ("--flows needs --format protobuf",)),
         (("-o", "nowhere/a.pftrace"), ("there is no directory nowhere",)),
@@ -240,7 +240,7 @@ def test_run_keeps_the_bound_of_a_trace(tmp_path: Path, environment: dict[str, s
         cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "convert some of its steps with `instr to-perfetto a.log --steps A:B`" in done.stderr
+    assert "convert some of its steps with `instr to-perfetto a.log --steps A-B`" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
     assert load_session(tmp_path / "a.log").steps
 
@@ -266,7 +266,7 @@ def test_the_size_is_said_before_and_bounded(
     assert int(said) == pytest.approx(size / 1e6, rel=0.3)
     refused = instr_here(*words, "-o", tmp_path / "no", "--max-size", "2MB")
     assert refused.returncode == 2
-    assert re.search(r"would have about \d+ MB; choose steps with --steps A:B", refused.stderr)
+    assert re.search(r"would have about \d+ MB; choose steps with --steps A-B", refused.stderr)
     assert not (tmp_path / "no").exists()
     few = (*words, "-o", tmp_path / "few", "--max-size", "2MB", "--steps")
     assert instr_here(*few, "5:30").returncode == 0

@@ -73,7 +73,7 @@ ALL = [
         )
     ),
     Case("values values.log -o {}"),
-    Case("roofline session.log --probe probe.json -o {}"),
+    Case("roofline session.log --machine probe.json -o {}"),
     Case("schedule session.log --phase prefill --engines engines.toml -o {}"),
     Case("schedule graph.toml -o {}"),
     Case("schedule model.gguf --machine machine.json -o {}"),
@@ -100,7 +100,7 @@ ALL = [
     Case(f"quality {SPLIT} model.gguf --text text.txt --ctx 16 --chunks 1 -o {{}}"),
     Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} -o {{}}"),
     Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} --heat-map {{}}", "out.svg"),
-    Case(f"weights quantized.gguf --against {SPLIT} -o {{}}"),
+    Case(f"weights quantized.gguf --reference {SPLIT} -o {{}}"),
     Case("weights quantized.gguf -o {}", "out.npz"),
     Case(f"weights {SPLIT} -o {{}}", "out.safetensors"),
     Case("quantize model.gguf --types Q8_0,F16 -o {}", "kept",
@@ -124,16 +124,16 @@ READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("diverge", "--text"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
-    ("weights", "--against"), ("roofline", "--probe"), ("schedule", "--engines"),
+    ("weights", "--reference"), ("roofline", "--machine"), ("schedule", "--engines"),
     ("schedule", "--machine"), ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),
-    ("import", "--base"), ("validate", "--against"), ("to-flashinfer", "--dataset"),
+    ("import", "--base"), ("validate", "--reference"), ("to-flashinfer", "--dataset"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""
 PEERS = {("import", "--output")}
 """needs PyTorch; tests/peers runs it"""
 NO_FILE = {
-    "A,B,...", "A:B", "ADDRESS", "ARGS", "A[-B]", "A[:B]", "COLUMN", "DATASET", "KEY=PATTERN",
+    "A,B,...", "ADDRESS", "ARGS", "A[-B]", "COLUMN", "DATASET", "KEY=PATTERN",
     "KEY[,KEY]", "N", "N,...", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
     "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,...", "TYPE,…",
 }  # fmt: skip

@@ -72,6 +72,7 @@ def test_commands_and_options_within_sentences_exist() -> None:
     every = {
         opt for name in cli.COMMANDS for param in command_named(name).params for opt in param.opts
     } | {"--kl-divergence"}  # llama-perplexity's
+    every.update(*cli.OLD_OPTIONS.values())
     for page, span in SPANS:
         first, *words = span.partition("|")[0].split() or [""]
         if first == "instr" and words and words[0] not in ("COMMAND", "--help"):

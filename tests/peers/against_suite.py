@@ -1,4 +1,4 @@
-"""`instr validate --against` finds nothing in an import, and names the place where one is damaged.
+"""`instr validate --reference` finds nothing in an import, and names the damaged place of another.
 
 Not part of `make test`: it needs PyTorch. `make test-peers` runs it.
 """
@@ -155,16 +155,16 @@ def test_the_command_agrees_and_parts(
     """With another rope theta, the embeddings agree and the first layer does not."""
     folder, imported = llama
     same = started_instr(
-        "validate", imported, "--against", folder, "--prompt", "Once upon a time", "--json"
+        "validate", imported, "--reference", folder, "--prompt", "Once upon a time", "--json"
     )
     assert same.returncode == 0, same.stderr
     assert json.loads(same.stdout)[0]["figures"]["parts_at"]["value"] is None
     turned = copied(folder, tmp_path)
     changed(turned, rope_parameters={"rope_theta": 500.0, "rope_type": "default"})
-    other = started_instr("validate", imported, "--against", turned)
+    other = started_instr("validate", imported, "--reference", turned)
     assert other.returncode == 1, other.stderr
     assert "They part at layer 0: its error is the first beyond 0.001" in other.stdout
-    loose = started_instr("validate", imported, "--against", turned, "--bound", 10)
+    loose = started_instr("validate", imported, "--reference", turned, "--bound", 10)
     assert loose.returncode == 0, loose.stderr
 
 
@@ -236,7 +236,7 @@ def test_wrong_input_is_one_line(
     folder = copied(llama[0], tmp_path)
     spoil(folder)
     out = tmp_path / "out.json"
-    done = started_instr("validate", llama[1], "--against", folder, "-o", out)
+    done = started_instr("validate", llama[1], "--reference", folder, "-o", out)
     assert line.format(folder) in done.stderr
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
@@ -248,7 +248,7 @@ def test_an_encoder_is_refused(tmp_path: Path, started_instr: Instr) -> None:
     peer_models.make_bert(tmp_path / "bert")
     imported = tmp_path / "bert.gguf"
     import_model(open_source(tmp_path / "bert"), imported, "F32")
-    done = started_instr("validate", imported, "--against", tmp_path / "bert")
+    done = started_instr("validate", imported, "--reference", tmp_path / "bert")
     assert done.stderr == (
         f"Error: {imported} is an encoder; models that only decode can be validated\n"
     )

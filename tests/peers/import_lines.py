@@ -14,7 +14,7 @@ HUGGING_FACE, META, ADAPTER = "Llama-3.2-1B", "llama-2-7b", "adapter"
 """the folders that the pages speak of"""
 
 _IMPORTS = re.compile(rf"instr import |instr run {HUGGING_FACE} |make test-peers$")
-_COMPARES = re.compile(rf"instr validate .*--against {HUGGING_FACE}")
+_COMPARES = re.compile(rf"instr validate .*--reference {HUGGING_FACE}")
 
 
 def import_lines() -> list[Line]:

@@ -290,10 +290,10 @@ def test_a_machine_is_measured_and_a_log_compared_with_it(
     log = tmp_path / "a.log"
     assert instr("run", "demo", "-p", "Once", "-n", 2, "--log", log).returncode == 0
     page = tmp_path / "roof.html"
-    shown = instr("roofline", log, "--probe", tmp_path / "probe.json", "-o", page)
+    shown = instr("roofline", log, "--machine", tmp_path / "probe.json", "-o", page)
     assert shown.returncode == 0, shown.stderr
     assert "Ops under the roofs</h2>" in page.read_text(encoding="utf-8")
-    as_json = instr("roofline", log, "--probe", tmp_path / "probe.json", "--json")
+    as_json = instr("roofline", log, "--machine", tmp_path / "probe.json", "--json")
     titles = [report["title"] for report in json.loads(as_json.stdout)]
     assert titles == ["Under the roofs: prefill", "Under the roofs: decode"]
 

@@ -61,7 +61,7 @@ def take_weights(folder: Path) -> None:
     """Weights of the demo model at the bounds of blocks, before and after quantizing."""
     instr("quantize", "demo", "--types", "Q4_K_M", "-o", folder / "model-Q4_K_M.gguf")
     (folder / "model-F16.gguf").symlink_to(DEMO)
-    options = ("--view", "--against", str(folder / "model-F16.gguf"))
+    options = ("--view", "--reference", str(folder / "model-F16.gguf"))
     with served(folder / "model-Q4_K_M.gguf", *options, command="weights") as address:
         steps = [["tensor", "blk.1.ffn_down.weight"], ["go", 206, 256], ["keys", "-", "-"]]
         look_at_weights(

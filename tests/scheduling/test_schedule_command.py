@@ -108,7 +108,7 @@ def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((LOG, "--layers", "7:9"), f"{LOG}: no layer 7 to schedule; its layers are 0 to 3"),
+        ((LOG, "--layers", "7-9"), f"{LOG}: no layer 7 to schedule; its layers are 0 to 3"),
         ((LOG, "--step", "999"), f"{LOG}: no step 999; its steps are 0 to 23"),
         ((LOG, "--step", "1", "--phase", "decode"), "--phase or --step"),
         (
@@ -117,8 +117,8 @@ def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
         ),
         ((LOG, "--engines", "0"), "engines"),
         ((LOG, "--engines", "nowhere.toml"), "nowhere.toml"),
-        ((LOG, "--sweep", "0:3"), "--sweep 0:3"),
-        ((LOG, "--sweep", "1:"), "--sweep 1:"),
+        ((LOG, "--sweep", "0:3"), "--sweep 0-3"),
+        ((LOG, "--sweep", "1:"), "--sweep 1-"),
         ((LOG, "--sweep", "1:4", "--engines", "3"), "leave out --engines"),
         ((LOG, "--sweep", "1:4", "--perfetto", "a"), "leave out --perfetto"),
         ((LOG, "--perfetto", "-"), "--perfetto -"),

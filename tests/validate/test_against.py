@@ -1,5 +1,5 @@
-"""What `instr validate --against` does without transformers: llama.cpp's states, the comparison of
-two sets of states, and wrong input. With transformers: tests/peers/against_suite.py."""
+"""What `instr validate --reference` does without transformers: llama.cpp's states, the comparison
+of two sets of states, and wrong input. With transformers: tests/peers/against_suite.py."""
 
 from __future__ import annotations
 
@@ -134,14 +134,20 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ("--bound 0.1", "--bound is for --against; the tolerances of ops are upstream's"),
-        ("--against model -n 3", "-n is the number of decodes; --against compares a prefill only"),
-        ("--against nothing", "nothing does not exist"),
-        ("--against model/config.json", "model/config.json is a file; name the folder"),
-        ("--against empty", "empty is not a model: it has no config.json"),
-        ("--against unweighted", "unweighted has no weights"),
-        ("--against meta", "meta is a model in Meta's own layout; --against needs a Hugging Face"),
-        ("--against model -o model/config.json --force", "would overwrite the input"),
+        ("--bound 0.1", "--bound is for --reference; the tolerances of ops are upstream's"),
+        (
+            "--reference model -n 3",
+            "-n is the number of decodes; --reference compares a prefill only",
+        ),
+        ("--reference nothing", "nothing does not exist"),
+        ("--reference model/config.json", "model/config.json is a file; name the folder"),
+        ("--reference empty", "empty is not a model: it has no config.json"),
+        ("--reference unweighted", "unweighted has no weights"),
+        (
+            "--reference meta",
+            "meta is a model in Meta's own layout; --reference needs a Hugging Face",
+        ),
+        ("--reference model -o model/config.json --force", "would overwrite the input"),
     ],
 )
 def test_a_wrong_argument_is_one_line(

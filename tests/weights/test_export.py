@@ -146,7 +146,7 @@ def test_a_missing_library_is_named(
         (["--port", "1"], "--port and --no-browser are options of --view"),
         (["--view", "-o", "w.npz"], "--view serves a page; it writes no file"),
         (["--view", "--json"], "--view serves a page; it writes no file"),
-        (["--against", "demo", "-o", "w.npz"], "an export has one model's tensors"),
+        (["--reference", "demo", "-o", "w.npz"], "an export has one model's tensors"),
         (["fnn", "-o", "w.npz"], "has no tensor 'fnn'"),
         (["-o", "nowhere/w.npz"], "there is no directory nowhere"),
     ],

@@ -25,8 +25,10 @@ from tests.kit.native_kit import DEMO, ROOT
 
 RUNS = [
     one_line("README.md", "instr weights model-Q4_K_M.gguf --view"),
-    one_line("docs/cli.md", "instr weights model-Q4_K_M.gguf --view --against model-F16.gguf"),
-    one_line("docs/weights.md", "instr weights model-Q4_K_M.gguf --view --against model-F16.gguf"),
+    one_line("docs/cli.md", "instr weights model-Q4_K_M.gguf --view --reference model-F16.gguf"),
+    one_line(
+        "docs/weights.md", "instr weights model-Q4_K_M.gguf --view --reference model-F16.gguf"
+    ),
 ]
 """commands of the pages that serve until Ctrl-C; tests/pages leaves them to this file"""
 
@@ -70,7 +72,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_single_weights_are_those_of_gguf_py(models: tuple[Path, Path]) -> None:
     ui_kit.need_ui()
     places = [(0, 0), (599, 1023), (300, 511), (17, 256), (255, 255), (256, 256)]
-    with ui_kit.served(models[0], "--view", "--against", str(models[1]), command="weights") as at:
+    with ui_kit.served(models[0], "--view", "--reference", str(models[1]), command="weights") as at:
         seen = look(at, [["tensor", NAME], *(["go", *place] for place in places)])
     assert seen["steps"][0]["panes"] == 3
     assert "600 x 1024" not in seen["steps"][0]["facts"], "a shape has the length of a row first"
@@ -122,7 +124,7 @@ def test_the_page_fits_and_names_stay_text(
     models: tuple[Path, Path], width: int, dark: bool
 ) -> None:
     ui_kit.need_ui()
-    with ui_kit.served(models[0], "--view", "--against", str(models[1]), command="weights") as at:
+    with ui_kit.served(models[0], "--view", "--reference", str(models[1]), command="weights") as at:
         seen = look(at, [["tensor", HOSTILE], ["tensor", NAME]], width, dark=dark)
     assert seen["overflow"] <= 0
     assert seen["steps"][0]["name"] == HOSTILE

@@ -1,1 +1,1 @@
-"""`instr validate --against`: the states of every layer beside those of transformers."""
+"""`instr validate --reference`: the states of every layer beside those of transformers."""

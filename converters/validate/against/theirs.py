@@ -34,7 +34,7 @@ def open_reference(folder: Path) -> Source:
     missing."""
     source = open_source(folder)
     if source.kind is not Kind.HUGGING_FACE:
-        raise UsageError(f"{folder} is {source.kind.value}; --against needs a Hugging Face model")
+        raise UsageError(f"{folder} is {source.kind.value}; --reference needs a Hugging Face model")
     return source
 
 
