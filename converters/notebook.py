@@ -66,8 +66,8 @@ class LoadedLog:
 
     def __repr__(self) -> str:
         counts = {"step": len(self._session.steps), "request": len(self.requests)}
-        said = ", ".join(counted(n, what) for what, n in counts.items())
-        return f"<{printable(self._session.path)}: {said}>"
+        text = ", ".join(counted(n, what) for what, n in counts.items())
+        return f"<{printable(self._session.path)}: {text}>"
 
     def _repr_html_(self) -> str:
         return render_part(self._summary)

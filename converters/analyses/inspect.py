@@ -179,7 +179,7 @@ def _model(model: ModelFile) -> Report:
 
 def _unknown_file_type(model: ModelFile) -> str:
     number = model.metadata.get("general.file_type")
-    return "not said" if number is None else f"unknown ({quoted(number)})"
+    return "not stated" if number is None else f"unknown ({quoted(number)})"
 
 
 def _bytes(what: str, n: int) -> list[Cell]:
@@ -224,19 +224,19 @@ def _cut(text: str) -> str:
 
 
 def _tokenizer(model: ModelFile) -> Report:
-    def said(what: str, key: str) -> list[list[Cell]]:
+    def optional_row(what: str, key: str) -> list[list[Cell]]:
         if key in model.arrays:
             return [[what, model.arrays[key].count, None]]
         return [[what, _scalar(model.metadata[key]), None]] if key in model.metadata else []
 
     rows = [
-        *said("kind", "tokenizer.ggml.model"),
-        *said("splits text as", "tokenizer.ggml.pre"),
-        *said("tokens", _TOKENS),
-        *said("merges", "tokenizer.ggml.merges"),
+        *optional_row("kind", "tokenizer.ggml.model"),
+        *optional_row("splits text as", "tokenizer.ggml.pre"),
+        *optional_row("tokens", _TOKENS),
+        *optional_row("merges", "tokenizer.ggml.merges"),
         *_special_tokens(model),
-        *said("begins with bos", "tokenizer.ggml.add_bos_token"),
-        *said("ends with eos", "tokenizer.ggml.add_eos_token"),
+        *optional_row("begins with bos", "tokenizer.ggml.add_bos_token"),
+        *optional_row("ends with eos", "tokenizer.ggml.add_eos_token"),
     ]
     if rows:
         template = model.metadata.get(_TEMPLATE)

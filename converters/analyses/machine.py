@@ -56,11 +56,11 @@ class Machine:
 
 
 def compute_machine(session: Session, steps: Table) -> Machine | None:
-    """What happened during `steps`; None if the log does not tell (it is an older one, or the
-    system has no such count)."""
+    """What happened during `steps`; None if the log does not record it (it is an older one, or
+    the system has no such count)."""
     machine = session.machine
-    told = np.array([delay is not None for delay in machine["delay"]], np.bool_)
-    machine = machine.rows(told)
+    has_delay = np.array([delay is not None for delay in machine["delay"]], np.bool_)
+    machine = machine.rows(has_delay)
     machine = machine.rows(_overlaps(machine, steps))
     if not len(machine):
         return None

@@ -43,7 +43,7 @@ PROCESS = 0.02
 """standard deviation of log(median) between processes; with 0.01, 3 of 12 pairs of equal sessions
 on a shared machine with 2 cores seemed to differ in their steps"""
 TOO_SPREAD = 2.0
-"""times the deviation that is expected: from there on a few processes do not tell what theirs is;
+"""times the deviation that is expected: from there on a few processes do not show what theirs is;
 two of them exceed it by chance in 5 % of the cases"""
 TOO_NOISY = 2.0
 """an interval that reaches this many times as far says nothing about a difference"""

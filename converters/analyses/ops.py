@@ -21,7 +21,7 @@ from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES, counted_steps, step_rows
 from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Report, columns_of
 
-_UNSAID = (0, "UNDEFINED", "NONE")
+_UNSET = (0, "UNDEFINED", "NONE")
 """values of parameters that ask for nothing"""
 
 
@@ -157,8 +157,8 @@ def _kind(graph: Graph, nodes: Nodes, i: int) -> Kind:
     for source in nodes.src[i]:
         of = tensor(graph, source)
         inputs.append(_typed(of.type, of.ne))
-    told = tuple((name, value) for name, value in params.items() if value not in _UNSAID)
-    return Kind(nodes.op[i], told, tuple(inputs), _typed(nodes.type[i], nodes.ne[i]))
+    given_params = tuple((name, value) for name, value in params.items() if value not in _UNSET)
+    return Kind(nodes.op[i], given_params, tuple(inputs), _typed(nodes.type[i], nodes.ne[i]))
 
 
 def _typed(type_: str, ne: Sequence[int]) -> str:

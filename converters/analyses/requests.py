@@ -103,7 +103,7 @@ def _latencies(requests: Sequence[Request]) -> Report:
     if unknown := sum(request.arrival < 0 for request in requests):
         notes.append(
             f"The arrival of {unknown:,} is not in the log: their times count from their first"
-            " step. docs/requests.md tells how an application marks its requests."
+            " step. docs/requests.md describes how an application marks its requests."
         )
     columns = [
         Column("Time"),

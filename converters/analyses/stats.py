@@ -3,7 +3,7 @@
 Invariant: clocks of different threads are never added. Times are those of thread 0, which takes
 part in every kernel; only the table of threads covers all threads. Notes name what is excluded.
 
-The title of the table tells what is counted, which depends on the keys: by phase, context and
+The title of the table states what is counted, which depends on the keys: by phase, context and
 mark every step; by layer and block, also together with those, the total of the kernels in each
 compute; by op, role, tensor and type every kernel that ran.
 """

@@ -40,7 +40,7 @@ LEFT_OUT: Key = ()
 NO_WEIGHT = "(no weight)"
 NO_MARK = "(no mark)"
 NONE_KNOWN, SEVERAL = "(none known)", "(several)"
-"""sequence or request of a step: the log does not tell, or the step serves several"""
+"""sequence or request of a step: the log does not record it, or the step serves several"""
 
 
 @dataclass(frozen=True)
@@ -156,15 +156,15 @@ def _marks_of(marks: Table, steps: Table) -> list[Value]:
     for thread in np.unique(steps["thread"]):
         inside = marks.rows(marks["thread"] == thread)
         inside = inside.rows(np.argsort(inside["begin"], kind="stable"))
-        begun = list(inside.tuples("begin", "end", "name"))
+        spans = list(inside.tuples("begin", "end", "name"))
         of_thread: NDArray[np.int64] = np.flatnonzero(steps["thread"] == thread)
         begins = steps["begin"][of_thread]
         still_open: list[tuple[int, str]] = []
         at = 0
         for i in np.argsort(begins, kind="stable").tolist():
             t = int(begins[i])
-            while at < len(begun) and begun[at][0] <= t:
-                still_open.append(begun[at][1:])
+            while at < len(spans) and spans[at][0] <= t:
+                still_open.append(spans[at][1:])
                 at += 1
             # one that ends when it begins is an instant
             while still_open and 0 <= still_open[-1][0] <= t:

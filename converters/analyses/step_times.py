@@ -38,7 +38,7 @@ class StepTimes:
         self.steps = steps.rows(np.argsort(steps["begin"], kind="stable"))
         self.run = _runs(session, self.steps)
         self.machine = machine = compute_machine(session, self.steps)
-        """what the machine did during these steps; None if the log does not tell"""
+        """what the machine did during these steps; None if the log does not record it"""
         self.taken = machine.share if machine and machine.is_disturbed else 0.0
         """share of the process's time that a disturbed machine took"""
         self.phases = set(self.steps["phase"].tolist())
@@ -67,7 +67,7 @@ class StepTimes:
 
     def last_intervals(self, phase: str) -> bool:
         """Whether the steps of a phase last at least as long as the intervals of the machine's
-        counts, so that those tell their CPU time."""
+        counts, so that those give their CPU time."""
         whole, intervals = self.whole_steps(phase), self.session.machine["dur"]
         return len(intervals) > 0 and bool(np.median(whole) >= np.median(intervals))
 

@@ -93,7 +93,7 @@ def stored_in_log(session: Session, model: Model, file: ModelFile | None) -> Sto
 def recorded_file(session: Session, model: Model) -> ModelFile:
     """The model's file, at the path in the log, or beside the log.
 
-    Raises `UsageError`, which tells why, if it does not exist or has other tensors.
+    Raises `UsageError`, with the reason, if it does not exist or has other tensors.
     """
     file = load_model_file(_where(session, model))
     for tensor in session.tensors_of.get(model.model, []):

@@ -1,7 +1,7 @@
 """The summary of a session: its speed, its time and memory, and the overhead of recording.
 
 Invariant: the rows of "Where the time went" add up to the steps' time as the caller saw it.
-Warm-up runs and failed steps are never counted, and a note tells that.
+Warm-up runs and failed steps are never counted, and a note says so.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _overview(session: Session, speed: list[list[Cell]]) -> Report:
     )
     used = " and ".join(counted(n, "thread") for n in threads)
     rows.append(["machine", _joined(start.host.cpu, used)])
-    recorded = not start.args.get("dialect")  # which does not tell
+    recorded = not start.args.get("dialect")  # logs of other formats do not have it
     if recorded and not all(context.flash_attn for context in session.contexts.values()):
         off = "off, as Llama() has it; Llama(flash_attn=True) and instr run turn it on"
         rows.append(["flash attention", off])

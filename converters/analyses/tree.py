@@ -52,7 +52,7 @@ def build_tree(session: Session, by: Measure = "time") -> Tree:
     if by != "time":
         notes.append("Computed from the shapes of the kernels, not measured.")
     if bounded:
-        notes.append("Attention is an upper bound: the log does not tell what its mask hid.")
+        notes.append("Attention is an upper bound: the log does not record what its mask hid.")
     notes += session.log_end.notes()
     return Tree(root, *MEASURES[by], levels=LEVELS, notes=notes)
 

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Computed:
-    """The tokens of one compute; `pieces` is empty if the log does not tell the sequences."""
+    """The tokens of one compute; `pieces` is empty if the log does not record the sequences."""
 
     n: int
     pieces: tuple[Piece, ...]
@@ -178,8 +178,8 @@ def _until(
     for n, (one, other) in enumerate(zip(requests_a, requests_b, strict=False)):
         of = f"Request {n + 1}: " if len(requests_a) > 1 or len(requests_b) > 1 else ""
         if (one.reused, one.prompt) != (other.reused, other.prompt):
-            said = f"A has {counted(one.prompt, 'token')} from {one.reused}, B {other.prompt:,}"
-            parted.append(f"{of}The prompts differ: {said} from {other.reused}.")
+            lengths = f"A has {counted(one.prompt, 'token')} from {one.reused}, B {other.prompt:,}"
+            parted.append(f"{of}The prompts differ: {lengths} from {other.reused}.")
             until.append(0)
             continue
         pos = one.reused + one.prompt

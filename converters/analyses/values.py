@@ -63,8 +63,8 @@ def values_of(session: Session) -> dict[Read, list[TensorStats]]:
 
 def joined(events: Sequence[TensorStats]) -> Spread:
     """The figures of all elements of the events together."""
-    told = [(max(e.n - e.nan - e.inf, 0), e.mean, e.std) for e in events]
-    parts = [(n, m, s) for n, m, s in told if n and m is not None and s is not None]
+    figures = [(max(e.n - e.nan - e.inf, 0), e.mean, e.std) for e in events]
+    parts = [(n, m, s) for n, m, s in figures if n and m is not None and s is not None]
     n_finite = sum(n for n, _, _ in parts)
     mean = std = None
     if n_finite:

@@ -88,11 +88,11 @@ def _schema(name: str, frame: pd.DataFrame) -> Any:
         else field
         for field in schema
     ]  # fmt: skip
-    told = [
+    with_units = [
         field.with_metadata({"unit": unit}) if (unit := unit_of(name, field.name)) else field
         for field in fields
     ]
-    return pa.schema(told, schema.metadata)
+    return pa.schema(with_units, schema.metadata)
 
 
 def stream_runs(

@@ -37,7 +37,7 @@ class Taken:
 
     source: str
     fate: Fate
-    said: str = ""
+    message: str = ""
     """of a damaged log, what is wrong; of others, what a reader should know"""
     kernels: int = 0
 
@@ -100,8 +100,8 @@ def take(task: Task) -> Taken:
                 return Taken(name, "damaged", str(error).replace(str(path), name))
             except OSError as error:
                 # pyarrow's own text names its functions
-                said = os.strerror(error.errno) if error.errno else str(error)
-                raise InstrError(f"{task.dataset}: {said}") from None
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise InstrError(f"{task.dataset}: {reason}") from None
     except LogError as error:
         return Taken(name, "damaged", str(error))
 
@@ -131,12 +131,12 @@ def _take(task: Task, path: Path) -> Taken:
             place = Place(date.isoformat(), task.host or host_of(start), log)
             files.write("logs", [_log_row(rows, source, log, reader.end, left_out)])
             files.place(place, known.place if known else None)
-        said = [reader.end.sentence()] if reader.end.sentence() else []
+        notes = [reader.end.sentence()] if reader.end.sentence() else []
         fate: Fate = "grown" if known else "new"
         if number > 1:
             fate = "conflict" if known is None else fate
-            said.append(f"another log of the data set has its id, {first}; this one is {log}")
-        return Taken(source.name, fate, "; ".join(said), rows.n_ops)
+            notes.append(f"another log of the data set has its id, {first}; this one is {log}")
+        return Taken(source.name, fate, "; ".join(notes), rows.n_ops)
     raise AssertionError
 
 

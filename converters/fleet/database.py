@@ -111,8 +111,8 @@ def ask(connection: DuckDBPyConnection, sql: str) -> tuple[list[tuple[str, str]]
         if len(kinds) != 1 or kinds[0] not in (
             StatementType.SELECT, StatementType.EXPLAIN, StatementType.MULTI,  # PIVOT
         ):  # fmt: skip
-            said = ", ".join(kind.name for kind in kinds)
-            raise UsageError(f"give one SELECT; this is {said or 'nothing'}")
+            given = ", ".join(kind.name for kind in kinds)
+            raise UsageError(f"give one SELECT; this is {given or 'nothing'}")
         found = connection.execute(sql)
         columns = [(of[0], str(of[1])) for of in found.description or ()]
         return columns, found.fetchall()

@@ -91,13 +91,13 @@ def open_dataset(path: Path) -> None:
     need("fleet", "pyarrow")
     if is_dataset(path):
         return
-    mark, begun = path / "_format", path / "_format.part"
-    if path.exists() and (not path.is_dir() or set(path.iterdir()) - {begun}):
+    mark, unfinished = path / "_format", path / "_format.part"
+    if path.exists() and (not path.is_dir() or set(path.iterdir()) - {unfinished}):
         raise UsageError(f"{path} exists and is not a data set of instr collect; name another")
     try:
         path.mkdir(exist_ok=True)
-        begun.write_text(FORMAT)
-        begun.replace(mark)
+        unfinished.write_text(FORMAT)
+        unfinished.replace(mark)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
 

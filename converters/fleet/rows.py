@@ -181,8 +181,8 @@ class LogRows:
 
     def _mark(self, mark: Mark) -> None:
         if mark.phase == "end" and mark.seq >= 0:
-            begun = self.refs.mark
-            self._finder.span(mark.seq, begun.t, mark.t, begun.name)
+            begin = self.refs.mark
+            self._finder.span(mark.seq, begin.t, mark.t, begin.name)
 
     def _found(self, request: Request) -> None:
         self.n_requests += 1

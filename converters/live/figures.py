@@ -65,12 +65,12 @@ def figures_of(state: LiveState) -> Figures:
 
 
 def is_active(lane: Lane, now: int) -> bool:
-    """Whether a request is under way, as far as the log tells."""
+    """Whether a request is under way, as far as the log shows."""
     return not lane.over and now - lane.request.end < _patience(lane)
 
 
 def ended(state: LiveState) -> Iterator[Lane]:
-    """The requests that have ended, as far as the log tells: also all if nothing is computed."""
+    """The requests that have ended, as far as the log shows: also all if nothing is computed."""
     latest = max((lane.request.end for lane in state.lanes), default=0)
     quiet = 0 if state.under_way else state.now - latest
     return (lane for lane in state.lanes if lane.over or quiet >= _patience(lane))

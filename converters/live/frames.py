@@ -1,7 +1,7 @@
 """What a viewer is sent: a key frame with everything that is kept, then frames of what is new.
 
-Invariant: a key frame, and the frames after it in order, tell a viewer what a later key frame tells
-it. Every viewer gets the same bytes.
+Invariant: a key frame, and the frames after it in order, give a viewer what a later key frame
+gives it. Every viewer gets the same bytes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class FrameMaker:
         self.n = 0
         self._state = state
         self._step = self._message = 0
-        """how many were told"""
+        """how many were sent"""
         self._second = -1
-        """the latest that was told"""
+        """the latest that was sent"""
         self._lanes: dict[int, tuple[int, bool]] = {}
-        """of each lane that was told: its tokens, and whether it was over"""
+        """of each lane that was sent: its tokens, and whether it was over"""
 
-    def next_frame(self, late: bool) -> Json:
+    def next_frame(self, catching_up: bool) -> Json:
         """What is new since the last call."""
         state = self._state
         n_steps = min(state.n_steps - self._step, MOST_STEPS)
-        frame = _figures(state, late)
+        frame = _figures(state, catching_up)
         frame["seconds"] = [_second(s) for s in _since(state, self._second)]
         frame["steps"] = [_step(row) for row in list(state.steps)[len(state.steps) - n_steps :]]
         frame["messages"] = [list(m) for m in state.messages if m[0] >= self._message]
@@ -52,10 +52,10 @@ class FrameMaker:
         frame["frame"] = self.n
         return frame
 
-    def key_frame(self, late: bool) -> Json:
+    def key_frame(self, catching_up: bool) -> Json:
         """Everything up to the last frame. The next frame follows it."""
         state = self._state
-        frame = _figures(state, late)
+        frame = _figures(state, catching_up)
         frame["key"] = True
         frame["frame"] = self.n
         frame["seconds"] = [_second(second) for second in state.seconds]
@@ -69,18 +69,18 @@ class FrameMaker:
     def _changed_lanes(self) -> Iterator[Json]:
         known: dict[int, tuple[int, bool]] = {}
         for lane in self._state.lanes:
-            told, over = self._lanes.get(lane.number, (-1, False))
+            n_sent, over = self._lanes.get(lane.number, (-1, False))
             known[lane.number] = lane.n_tokens, lane.over
-            if (told, over) != known[lane.number]:
-                yield _lane(lane, [token for token in lane.tokens if token.index >= told])
+            if (n_sent, over) != known[lane.number]:
+                yield _lane(lane, [token for token in lane.tokens if token.index >= n_sent])
         self._lanes = known
 
 
-def _figures(state: LiveState, late: bool) -> Json:
-    """The figures that are told anew in every frame."""
+def _figures(state: LiveState, catching_up: bool) -> Json:
+    """The figures that every frame contains."""
     return {
         **vars(figures_of(state)),
-        "late": late,
+        "late": catching_up,
         "t": state.elapsed,
         "closed": state.end.reason if state.end else None,
         "n_steps": state.n_steps,
@@ -102,10 +102,10 @@ def _figures(state: LiveState, late: bool) -> Json:
     }
 
 
-def glance(state: LiveState, late: bool, rows: int, columns: int) -> Json:
+def glance(state: LiveState, catching_up: bool, rows: int, columns: int) -> Json:
     """Of a key frame, what a terminal of that size can show: `rows` lanes, those of requests under
     way first, and of them, of the seconds and of the messages the latest."""
-    frame = _figures(state, late)
+    frame = _figures(state, catching_up)
     under_way = set(frame["active"])
     lanes = sorted(state.lanes, key=lambda lane: (lane.number not in under_way, -lane.number))
     frame["seconds"] = [_second(second) for second in list(state.seconds)[-columns:]]

@@ -70,18 +70,18 @@ class LiveSession:
         return self._over
 
     @property
-    def is_late(self) -> bool:
+    def is_catching_up(self) -> bool:
         """Whether it has not yet seen the end of what was written."""
-        return self._log.is_late
+        return self._log.is_catching_up
 
-    def listen(self, told: Callable[[], object]) -> None:
-        """Call `told` after every frame, in another thread."""
-        self._listeners.append(told)
+    def listen(self, listener: Callable[[], object]) -> None:
+        """Call `listener` after every frame, in another thread."""
+        self._listeners.append(listener)
 
     def look(self, at: Callable[[LiveState], T]) -> T:
         """What `at` returns for the state, while nothing changes it."""
         with self._lock:
-            self._tell_the_time()
+            self._update_idle()
             return at(self._state)
 
     def frame_after(self, n: int) -> tuple[int, bytes] | None:
@@ -100,14 +100,14 @@ class LiveSession:
         """A frame that stands for all up to the last one, with its number; it has the number of
         frames `lost` since that of a viewer."""
         with self._lock:
-            self._tell_the_time()
+            self._update_idle()
             latest = self._frames.n
             lost = latest - after if 0 <= after < latest else 0
-            key = self._frames.key_frame(self.is_late)
+            key = self._frames.key_frame(self.is_catching_up)
             return latest, msgspec.json.encode({**key, "over": self._over, "lost": lost})
 
-    def _tell_the_time(self) -> None:
-        waits = self._reader.is_alive() and not self.is_late
+    def _update_idle(self) -> None:
+        waits = self._reader.is_alive() and not self.is_catching_up
         self._state.idle = time.monotonic_ns() - self._moved if waits else 0
 
     def _read(self) -> None:
@@ -136,17 +136,17 @@ class LiveSession:
             if self._state.n_events != seen or quiet or not reads:
                 made = time.monotonic()
                 with self._lock:
-                    self._tell_the_time()
+                    self._update_idle()
                     seen = self._state.n_events
-                    frame = self._frames.next_frame(self.is_late)
+                    frame = self._frames.next_frame(self.is_catching_up)
                     frame["over"] = None if reads else self._why()
                     data = msgspec.json.encode(frame)
                     with self._kept_lock:
                         self._over = frame["over"]
                         self._latest = self._frames.n
                         self._kept.append((self._latest, data))
-                for told in list(self._listeners):
-                    told()
+                for listener in list(self._listeners):
+                    listener()
             if not reads:
                 return
             self._reader.join(FRAME_S)

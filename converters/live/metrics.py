@@ -84,9 +84,9 @@ class _Figures(Collector):
         memory = GaugeMetricFamily(
             "llamacpp_instr_memory_bytes", "Memory that contexts hold.", labels=["ctx", "kind"]
         )
-        for ctx, told in state.memory.items():
+        for ctx, event in state.memory.items():
             for kind in ("model", "context", "compute"):
-                used = sum(getattr(buffer, kind) for buffer in told.buffers)
+                used = sum(getattr(buffer, kind) for buffer in event.buffers)
                 memory.add_metric([str(ctx), kind], used)
         yield memory
 

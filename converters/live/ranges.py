@@ -95,7 +95,7 @@ class RangeOpener:
         ) as self._child:  # fmt: skip
             if self._closed:
                 self._child.kill()
-            _, told = self._child.communicate()
+            _, errors = self._child.communicate()
         if self._child.returncode != 0:
-            raise InstrError(f"the log was not converted: {told.strip()[-500:]}")
+            raise InstrError(f"the log was not converted: {errors.strip()[-500:]}")
         return trace

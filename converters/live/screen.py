@@ -203,8 +203,8 @@ def _tail(tokens: list[Any], width: int, usual: float, dim: bool) -> Text:
         if room < 0:
             break
         gap = tokens[i][2] - tokens[i - 1][2] if i else 0
-        late = min(1.0, max(0.0, math.log2(gap / usual) / 4)) if gap > 0 else 0.0
-        pieces.append((text, _background(late) if late > 0.1 else Style(dim=dim)))
+        slowness = min(1.0, max(0.0, math.log2(gap / usual) / 4)) if gap > 0 else 0.0
+        pieces.append((text, _background(slowness) if slowness > 0.1 else Style(dim=dim)))
     return Text.assemble(*reversed(pieces))
 
 
@@ -215,11 +215,11 @@ def _heat(heat: Json, phase: str, width: int, height: int) -> Iterator[Text]:
     """The latest step beside the average; the first row is outside of layers."""
     last, mean = np.array(heat["last"], float), np.array(heat["mean"], float)
     rows = list(_row_ranges(len(last), height - 2))
-    told = (
+    caption = (
         f"{phase}: latest {shown(last.sum(), 'ns')}, average {shown(mean.sum(), 'ns')} of"
         f" {heat['steps']:,}"
     )
-    yield _rule("Layers × blocks", told, width)
+    yield _rule("Layers × blocks", caption, width)
     blocks = heat["blocks"]
     each = max(2, (width - NAME) // 2 // len(blocks))
     names = "".join(f"{name[: each - 1]:<{each}}" for name in blocks)
@@ -267,6 +267,6 @@ def _background(share: float) -> Style:
     return Style(color=ink, bgcolor=Color.from_rgb(*mixed))
 
 
-def _rule(title: str, told: str, width: int) -> Text:
-    line = Text.assemble((f"── {title} ", STRONG), (told and f"{told} ", DIM))
+def _rule(title: str, caption: str, width: int) -> Text:
+    line = Text.assemble((f"── {title} ", STRONG), (caption and f"{caption} ", DIM))
     return line.append("─" * max(0, width - line.cell_len), DIM)

@@ -73,11 +73,11 @@ class LiveServer(LoopbackServer):
             self._news = asyncio.Event()
             loop = asyncio.get_running_loop()
 
-            def told() -> None:
+            def notify() -> None:
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(self._ring)
 
-            self._session.listen(told)
+            self._session.listen(notify)
             started()
 
         self.serve(own, begin, public=[Route("/metrics", self._metrics)])

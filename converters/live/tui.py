@@ -88,7 +88,7 @@ class LiveApp(App[None]):
             return
         width, height = self.size
         session = self._session
-        frame = session.look(lambda state: glance(state, session.is_late, height, width))
+        frame = session.look(lambda state: glance(state, session.is_catching_up, height, width))
         self.frame = {**frame, "over": session.over}
         self._view.refresh()
 

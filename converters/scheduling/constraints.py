@@ -89,10 +89,10 @@ class Constraints:
             )
             self._intervals[place].append(interval)
             if place in fed:
-                held = self.model.new_int_var(0, self._horizon, f"held {task} {place}")
+                occupied = self.model.new_int_var(0, self._horizon, f"occupied {task} {place}")
                 self._buffers[place].append(
                     self.model.new_optional_interval_var(
-                        self._bring[task][1], held, end, literal, f"buffer {task} {place}"
+                        self._bring[task][1], occupied, end, literal, f"buffer {task} {place}"
                     )
                 )
 

@@ -16,7 +16,7 @@ from llamacpp_instr.converters.scheduling.schedule import Schedule
 
 After = Literal["start", "source", "transfer", "engine", "buffer", "order"]
 _PREFERRED: tuple[After, ...] = ("start", "buffer", "engine", "transfer", "source")
-"""of what ended at the same time, the last is said"""
+"""of what ended at the same time, the last is reported"""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def schedule_optimal(
             f" hand-over or transfers: at most {MOST_CHOICES} choices, not {choices};"
             " choose one layer, or list scheduling"
         )
-    begun = time.monotonic()
+    started = time.monotonic()
     known = min(
         (schedule_list(tasks, engines), schedule_program(tasks, engines)),
         key=lambda made: made.makespan,
@@ -60,8 +60,8 @@ def schedule_optimal(
     known = replace(known, policy="optimal", proven=compute_bounds(tasks, engines).makespan)
     if known.makespan == known.proven:
         return known
-    with _ticking(begun, seconds, on_progress):
-        return _solve(known, begun + seconds)
+    with _ticking(started, seconds, on_progress):
+        return _solve(known, started + seconds)
 
 
 def _solve(known: Schedule, until: float) -> Schedule:
@@ -90,7 +90,7 @@ def _solve(known: Schedule, until: float) -> Schedule:
 
 
 @contextlib.contextmanager
-def _ticking(begun: float, seconds: float, on_progress: OnProgress | None) -> Iterator[None]:
+def _ticking(started: float, seconds: float, on_progress: OnProgress | None) -> Iterator[None]:
     """Reports the time that has passed, twice a second: the solver itself says nothing of it."""
     if on_progress is None:
         yield
@@ -99,7 +99,7 @@ def _ticking(begun: float, seconds: float, on_progress: OnProgress | None) -> It
 
     def tick() -> None:
         while not done.wait(0.5):
-            on_progress(int(1000 * (time.monotonic() - begun)), int(1000 * seconds))
+            on_progress(int(1000 * (time.monotonic() - started)), int(1000 * seconds))
 
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
@@ -110,7 +110,7 @@ def _ticking(begun: float, seconds: float, on_progress: OnProgress | None) -> It
         thread.join()
 
 
-_HELD = 1 << 62
+_OCCUPIED = 1 << 62
 
 
 def shifted_left(made: Schedule) -> Schedule:
@@ -141,10 +141,10 @@ def shifted_left(made: Schedule) -> Schedule:
         )
 
     def start_transfer(task: int, at: int) -> None:
-        dma, held = by[task], buffers[engine[task]]
-        slot[task] = held.index(min(held))
-        at = max(at, free[dma], min(held), after_sources(task, dma, True))
-        held[slot[task]] = _HELD
+        dma, slots = by[task], buffers[engine[task]]
+        slot[task] = slots.index(min(slots))
+        at = max(at, free[dma], min(slots), after_sources(task, dma, True))
+        slots[slot[task]] = _OCCUPIED
         bring[task], brought[task] = at, at + brings[task]
         free[dma] = brought[task]
 

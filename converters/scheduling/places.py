@@ -101,9 +101,9 @@ class Places:
         if brought is not None:
             self.transfers[task] = brought
             self._give(brought[0], brought[2])
-            held = self._buffers[best]
-            held[0] = best_end
-            held.sort()
+            slots = self._buffers[best]
+            slots[0] = best_end
+            slots.sort()
         self.engine[task], self.begin[task], self.end[task] = best, best_begin, best_end
         return best_begin
 

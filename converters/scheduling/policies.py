@@ -22,10 +22,10 @@ def schedule_program(tasks: Tasks, engines: Engines) -> Schedule:
     """
     check_usable(tasks, engines)
     places = Places(tasks, engines, costs_of(tasks, engines))
-    begun = 0
+    last_begin = 0
     for task in range(len(tasks)):
         ready, near, near_ready = places.wait(task)
-        begun = places.place(task, max(ready, begun), near, max(near_ready, begun))
+        last_begin = places.place(task, max(ready, last_begin), near, max(near_ready, last_begin))
     return places.schedule("program")
 
 

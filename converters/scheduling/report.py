@@ -73,11 +73,11 @@ def sweep_reports(points: Sequence[SweepPoint], notes: Sequence[str]) -> list[Re
         Column("lower bound", "ns"),
         Column("what binds", "text"),
     ]
-    said = [
+    explanation = [
         "The speed-up is against one engine, on which the tasks run in sequence; at most: what the"
         " lower bound of the makespan allows."
     ]
-    return [Report("Speed-up by number of engines", columns, rows, [*said, *notes])]
+    return [Report("Speed-up by number of engines", columns, rows, [*explanation, *notes])]
 
 
 TOP = 15

@@ -1,6 +1,6 @@
 """A schedule: when and where each task runs; and what tasks cost on each kind of engine.
 
-Invariant: what makes a schedule valid is said here, and only here:
+Invariant: what makes a schedule valid is stated here, and only here:
 
 - An engine does one thing at a time. A task takes its time on the kind of engine that runs it.
 - A task begins when its sources have ended. If a source ran on another engine, it begins at least

@@ -2,7 +2,7 @@
 
 Invariant: the times of a kernel's parts add up to its time, unless its parts were measured
 themselves; then each keeps its own time. A part waits for every part that it may need, and
-for no others where the op and the views between them tell (`axes`).
+for no others where the op and the views between them show it (`axes`).
 """
 
 from __future__ import annotations

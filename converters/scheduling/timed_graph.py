@@ -84,9 +84,9 @@ class TimedGraph:
         shared, seen = Counter(plain), Counter[str]()
         names = []
         for name, nodes in zip(plain, self.inside, strict=True):
-            told = name if shared[name] == 1 else f"{name} {self.nodes.op[nodes[0]]}"
-            seen[told] += 1
-            names.append(told if seen[told] == 1 else f"{told} {seen[told]}")
+            label = name if shared[name] == 1 else f"{name} {self.nodes.op[nodes[0]]}"
+            seen[label] += 1
+            names.append(label if seen[label] == 1 else f"{label} {seen[label]}")
         return names
 
 

@@ -60,7 +60,7 @@ class Inputs:
             node: [leaf for leaf in leafs if _in(leaf, wanted)]
             for node, leafs in _copies_by_reader(graph).items()
         }
-        self._begun = False
+        self._started = False
 
     @property
     def readers(self) -> Collection[int]:
@@ -69,8 +69,8 @@ class Inputs:
 
     def read(self, stop: Stop) -> dict[int, Array]:
         """The values that are there since the stop before."""
-        there = [*([] if self._begun else self._first), *self._copies.get(stop.node.index, ())]
-        self._begun = True
+        there = [*([] if self._started else self._first), *self._copies.get(stop.node.index, ())]
+        self._started = True
         return {leaf: read(stop.graph.address_of(leaf)) for leaf in there}
 
 

@@ -52,9 +52,9 @@ def open_session(model: bytes | str) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def typed(values: Array, told: str) -> Array:
+def typed(values: Array, onnx_type: str) -> Array:
     """The values in the type that ONNX calls `tensor(float16)`, for example."""
-    return values.astype(_TYPES[told.removeprefix("tensor(").removesuffix(")")], copy=False)
+    return values.astype(_TYPES[onnx_type.removeprefix("tensor(").removesuffix(")")], copy=False)
 
 
 def error_of(found: Array, real: Array) -> float:

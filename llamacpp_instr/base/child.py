@@ -53,7 +53,7 @@ class ChildFailed(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended without an answer. As text, how it ended and the last line that it said."""
+    """The child ended without an answer. As text, how it ended and the last line it printed."""
 
 
 class Child:
@@ -62,7 +62,7 @@ class Child:
 
     def __init__(self, module: str, log: Path | None = None) -> None:
         self._module, self._log = module, log
-        self._said = ""
+        self._stderr = ""
 
     def __enter__(self: C) -> C:
         log = self._log.open("wb", buffering=0) if self._log else None
@@ -111,7 +111,7 @@ class Child:
         """
         try:
             assert self.process.stdin
-            with contextlib.suppress(BrokenPipeError):  # the child died: its answers tell why
+            with contextlib.suppress(BrokenPipeError):  # the child died: its answers say why
                 self.process.stdin.write(json.dumps(request) + "\n")
                 self.process.stdin.flush()
             last, done, total = "", 0, 0
@@ -157,7 +157,7 @@ class Child:
         assert self.process.stderr
         with log or contextlib.nullcontext():
             for line in self.process.stderr:
-                self._said = (self._said + line)[-_KEPT:]
+                self._stderr = (self._stderr + line)[-_KEPT:]
                 if log:
                     with contextlib.suppress(OSError):  # the disk is full: the child goes on
                         log.write(line.encode())
@@ -167,8 +167,8 @@ class Child:
         code = self.process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         self._listener.join()
-        said = [line.strip() for line in (last, *self._said.splitlines()) if line.strip()]
-        words = printable(shortened(said[-1])) if said else "without a message"
+        lines = [line.strip() for line in (last, *self._stderr.splitlines()) if line.strip()]
+        words = printable(shortened(lines[-1])) if lines else "without a message"
         return ChildDied(f"({how}): {words}")
 
 

@@ -113,8 +113,8 @@ def check_not_input(output: str | Path, *inputs: str | Path | None) -> None:
     for name in inputs:
         source = _status(name) if name else None
         if source is not None and os.path.samestat(source, written):
-            said = "standard input" if str(name) == "-" else name
-            raise UsageError(f"{output} would overwrite the input {said}; name another file")
+            input_name = "standard input" if str(name) == "-" else name
+            raise UsageError(f"{output} would overwrite the input {input_name}; name another file")
 
 
 def begins_as_model(path: str | Path) -> bool:

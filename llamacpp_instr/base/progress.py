@@ -34,12 +34,12 @@ def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress
     if console.is_dumb_terminal:  # cannot erase a bar
         yield lambda _done, _total: None
         return
-    begun = time.monotonic()
+    started = time.monotonic()
     bar = Progress(console=console, transient=True)
     task = bar.add_task(escape(printable(what)), total=None)
 
     def on_progress(done: int, total: int) -> None:
-        if time.monotonic() - begun >= SILENT_SECONDS:
+        if time.monotonic() - started >= SILENT_SECONDS:
             bar.start()
             bar.update(task, completed=done, total=total or None)
 

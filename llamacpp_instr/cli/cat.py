@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.cli.logs import Logs, log_options, tell_ends
+from llamacpp_instr.cli.logs import Logs, log_options, notice_ends
 from llamacpp_instr.cli.options import command, range_option
 
 
@@ -45,4 +45,4 @@ def cat(
                 file.writelines(expand_lines(reader, selection, logs.lenient))
             else:
                 file.writelines(select_lines(reader, selection))
-    tell_ends(readers)
+    notice_ends(readers)

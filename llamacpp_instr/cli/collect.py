@@ -57,10 +57,10 @@ def collect(logs: Logs, output: str, host: str | None, dask: str | None) -> None
             fates[taken.fate] += 1
             kernels += taken.kernels
             if taken.fate == "damaged":
-                notice(f"left out: {taken.said}")
-            elif taken.said:
-                notice(f"{taken.source}: {taken.said}")
-    told = ", ".join(f"{fates[fate]:,} {fate}" for fate in FATES if fates[fate])
-    notice(f"{output}: logs: {told}; {counted(kernels, 'kernel')} read")
+                notice(f"left out: {taken.message}")
+            elif taken.message:
+                notice(f"{taken.source}: {taken.message}")
+    counts = ", ".join(f"{fates[fate]:,} {fate}" for fate in FATES if fates[fate])
+    notice(f"{output}: logs: {counts}; {counted(kernels, 'kernel')} read")
     if fates["damaged"]:
         raise SystemExit(1)

@@ -130,8 +130,8 @@ def debug(
     assert model is not None
     assert prompt is not None
     if page:
-        told = {"model": model, "prompt": prompt, "n": n, "chat": chat, "log": str(log)}
-        arguments = {**told, "force": force, **_camel(context)}
+        given = {"model": model, "prompt": prompt, "n": n, "chat": chat, "log": str(log)}
+        arguments = {**given, "force": force, **_camel(context)}
         debug_runs.debug_model_on_page(arguments, breakpoints, serving)
     else:
         options = RunOptions(model, [prompt], log, n, chat=chat, context=context, force=force)

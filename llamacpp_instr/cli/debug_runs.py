@@ -52,7 +52,7 @@ Compared = tuple[Comparison, dict[int, str]]
 
 class ComparedRun:
     """A run that a debug adapter launches. After changes it runs again without them, and `show`
-    gets the comparison; `is_changed` tells whether there were any."""
+    gets the comparison; `is_changed` says whether there were any."""
 
     def __init__(
         self,

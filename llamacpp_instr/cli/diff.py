@@ -1,4 +1,4 @@
-"""`instr diff A B`: tells whether B is faster or slower than A, and where; with more logs, where it
+"""`instr diff A B`: shows whether B is faster or slower than A, and where; with more logs, where it
 changed."""
 
 from __future__ import annotations

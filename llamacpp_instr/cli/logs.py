@@ -43,7 +43,7 @@ class Logs:
         with progress_bar(f"Converting {', '.join(run.name for run in runs)}") as on_progress:
             readers = [read_run(run, self.lenient, bound.seen_by(on_progress)) for run in runs]
             yield readers
-        tell_ends(readers)
+        notice_ends(readers)
 
 
 def log_options_of(metavar: str, **settings: Any) -> Callable[[Any], Any]:
@@ -55,13 +55,13 @@ def log_options_of(metavar: str, **settings: Any) -> Callable[[Any], Any]:
 log_options = log_options_of("LOG...")
 
 
-def tell_ends(readers: Sequence[EventReader]) -> None:
-    """Say for each log that was read whether it is whole, if it is not."""
+def notice_ends(readers: Sequence[EventReader]) -> None:
+    """Print a notice for each log that was read and is not whole."""
     from llamacpp_instr.base.terminal import notice
 
     for reader in readers:
-        if reader.end is not None and (said := reader.end.sentence()):
-            notice(f"{reader.path}: {said}")
+        if reader.end is not None and (sentence := reader.end.sentence()):
+            notice(f"{reader.path}: {sentence}")
 
 
 def _split(_ctx: click.Context, _param: click.Parameter, groups: Any) -> list[tuple[str, ...]]:
@@ -80,17 +80,17 @@ class GroupedCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         grouping = {name for of in self.params if of.callback is _split for name in of.opts}
-        told: list[str] = []
+        joined: list[str] = []
         n_taken = -1  # values of the option; no option if negative
         for arg in args:
             if n_taken < 0 or (arg != "-" and arg.startswith("-")) or (n_taken and self.ends(arg)):
                 n_taken = 0 if arg in grouping else -1
-                told.append(arg)
+                joined.append(arg)
             else:
                 # no name of a file has this character
-                told[-1:] = [f"{told[-1]}\0{arg}"] if n_taken else [told[-1], arg]
+                joined[-1:] = [f"{joined[-1]}\0{arg}"] if n_taken else [joined[-1], arg]
                 n_taken += 1
-        return super().parse_args(ctx, told)
+        return super().parse_args(ctx, joined)
 
     def ends(self, _value: str) -> bool:
         """Whether a value does not belong to the group before it."""

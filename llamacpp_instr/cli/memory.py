@@ -19,7 +19,7 @@ from llamacpp_instr.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from llamacpp_instr.converters.analyses.memory.report_of_context import Held
+    from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory
     from llamacpp_instr.converters.analyses.stored_weights import StoredModel
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.session import Session
@@ -110,7 +110,7 @@ def _of_model(
     name: str, options: ContextOptions, mmap: bool, room: int | None
 ) -> tuple[StoredModel, list[Report]]:
     from llamacpp_instr.converters.analyses.memory import compression_reports
-    from llamacpp_instr.converters.analyses.memory.report_of_context import Held
+    from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory
     from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.recording.memory.dry_run import LoadError
@@ -121,11 +121,12 @@ def _of_model(
     model = load_model_file(name)
     try:
         plan = plan_memory(model, options, mmap)
-        held = Held(predicted=plan, room=room or machine_memory())
+        context = ContextMemory(predicted=plan, room=room or machine_memory())
     except (NativeError, LoadError) as error:
-        held = Held(notes=[f"KV cache and compute buffers cannot be predicted: {error}."])
+        reason = f"KV cache and compute buffers cannot be predicted: {error}."
+        context = ContextMemory(notes=[reason])
     stored = stored_in_file(model)
-    return stored, compression_reports(stored, [held])
+    return stored, compression_reports(stored, [context])
 
 
 def _of_session(session: Session) -> Shown:
@@ -143,20 +144,20 @@ def _of_session(session: Session) -> Shown:
             file = recorded_file(session, model)
         except UsageError as error:
             why = f"Nothing was predicted: {error}."
-        helds = [_predicted(held, file, why) for held in memory.get(number, [])]
+        contexts = [_predicted(context, file, why) for context in memory.get(number, [])]
         stored = stored_in_log(session, model, file)
-        shown.append((stored, compression_reports(stored, helds)))
+        shown.append((stored, compression_reports(stored, contexts)))
         shown[-1][1][0].notes.extend(session.log_end.notes())
     return shown
 
 
-def _predicted(held: Held, file: ModelFile | None, why_not: str) -> Held:
-    """`held` with the prediction for the measured settings, or with the reason for its absence."""
+def _predicted(context: ContextMemory, file: ModelFile | None, why_not: str) -> ContextMemory:
+    """`context` with the prediction for the measured settings, or with the reason for its lack."""
     from llamacpp_instr.recording.memory.plan import plan_memory_again
 
-    if file is None or held.measured is None:
-        return replace(held, notes=[*held.notes, why_not])
+    if file is None or context.measured is None:
+        return replace(context, notes=[*context.notes, why_not])
     try:
-        return replace(held, predicted=plan_memory_again(file, held.measured))
+        return replace(context, predicted=plan_memory_again(file, context.measured))
     except (NativeError, UsageError) as error:
-        return replace(held, notes=[*held.notes, f"Nothing was predicted: {error}."])
+        return replace(context, notes=[*context.notes, f"Nothing was predicted: {error}."])

@@ -40,5 +40,5 @@ def roofline(logs: Logs, machine: str | None, output: ReportOutput) -> None:
     charts = [chart for _, _, chart in found]
     if len(found) > 1:
         charts = [replace(chart, title=f"{path}: {chart.title}") for path, _, chart in found]
-    told = [(path, reports, reports[0]) for path, reports, _ in found]
-    output.write_several(told, charts=charts, title="Roofline")
+    named = [(path, reports, reports[0]) for path, reports, _ in found]
+    output.write_several(named, charts=charts, title="Roofline")

@@ -233,8 +233,10 @@ def _of_graphs(
     return make
 
 
-def _divider(timed: TimedGraph, told: list[str], cpu: str, source: str, split: Any) -> MakeTasks:
-    """Times the parts of kernels once, if they are wanted. `told` are notes about the graph."""
+def _divider(
+    timed: TimedGraph, graph_notes: list[str], cpu: str, source: str, split: Any
+) -> MakeTasks:
+    """Times the parts of kernels once, if they are wanted. `graph_notes` go before its own."""
     from llamacpp_instr.converters.scheduling.split import divide, part_shapes
 
     times = {}
@@ -263,7 +265,7 @@ def _divider(timed: TimedGraph, told: list[str], cpu: str, source: str, split: A
 
     def make(engines: Engines) -> Made:
         divided = divide(timed, split, engines, times)
-        return divided.tasks, [*told, *divided.notes, *notes]
+        return divided.tasks, [*graph_notes, *divided.notes, *notes]
 
     return make
 
@@ -300,11 +302,11 @@ def _of_model(source: str, chosen: _Chosen, machine: str | None) -> MakeTasks:
         total, error = found.total()
         shape = step.shape
         what = f"prefill of {shape.tokens}" if step is prefill else f"decode after {shape.past}"
-        told = [
+        notes = [
             f"Times are predicted for a {what} tokens and one thread, from what `instr probe`"
             f" measured; their sum is uncertain by {100 * error / total:.0f} %."
         ]
-        return made, told
+        return made, notes
 
     return _of_graphs(graph_of, probe.cpu, source, chosen)
 

@@ -30,16 +30,16 @@ max_size_option = click.option(
 
 class SizeBound:
     """Counts the bytes of a trace, and ends its writing with a UsageError as soon as it is, or will
-    be, larger than `most`. What is read of the log tells how large it will be, if that is `whole`:
-    of a range of steps only the bytes count."""
+    be, larger than `most`. The share of the log that was read predicts its final size, if the
+    `whole` log is traced: of a range of steps only the bytes count."""
 
     def __init__(self, most: int, whole: bool, cure: str = "") -> None:
         self._most, self._whole, self._cure = most, whole, cure
         self._written = self._before = self._done = 0
-        self._told = False
+        self._has_warned = False
 
-    def seen_by(self, tell: OnProgress) -> OnProgress:
-        """The function for the progress of reading, which is passed on to `tell`."""
+    def seen_by(self, report: OnProgress) -> OnProgress:
+        """The function for the progress of reading, which is passed on to `report`."""
 
         def on_progress(done: int, total: int) -> None:
             if done < self._done:
@@ -48,7 +48,7 @@ class SizeBound:
             of_this = self._written - self._before
             if self._whole and done and of_this > SAMPLE:
                 self._expect(self._before + of_this * total // done)
-            tell(done, total)
+            report(done, total)
 
         return on_progress
 
@@ -62,8 +62,8 @@ class SizeBound:
             allowed = math.ceil(1.2 * size / 1e9)
             cure = self._cure or f"choose steps with --steps A-B, or give --max-size {allowed}GB"
             raise UsageError(f"the trace would have about {size / 1e6:,.0f} MB; {cure}")
-        if size > LARGE and not self._told:
-            self._told = True
+        if size > LARGE and not self._has_warned:
+            self._has_warned = True
             notice(f"the trace will have about {size / 1e6:,.0f} MB")
 
     def counted(self, file: BinaryIO) -> BinaryIO:

@@ -83,9 +83,9 @@ def stats(
         filters.append(layer_filter(*layers))
     if ops is not None:
         filters.append(op_filter(ops))
-    told = []
+    named = []
     for session in logs.sessions():
         reports = compute_stats(session, by, phase, warmup, filters)
         reports[0] = arrange(reports[0], sort, top)
-        told.append((session.path, reports, reports[0]))
-    output.write_several(told)
+        named.append((session.path, reports, reports[0]))
+    output.write_several(named)

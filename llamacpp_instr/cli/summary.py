@@ -24,9 +24,9 @@ def summary(logs: Logs, output: ReportOutput) -> None:
 
     output.check(*logs.names)
     probe = known_probe()
-    told = []
+    named = []
     for session in logs.sessions():
         sections = compute_summary(session, probe)
         speed = next((section for section in sections if section.title == "Speed"), None)
-        told.append((session.path, sections, speed))
-    output.write_several(told)
+        named.append((session.path, sections, speed))
+    output.write_several(named)

@@ -45,11 +45,11 @@ def to_parquet(logs: Logs, output: str, as_csv: bool, force: bool) -> None:
     for name in names:
         check_not_input(Path(output) / name, *logs.names)
     runs = find_runs(logs.names)
-    told: list[str] = []
+    notices: list[str] = []
 
     def on_end(run: Run, end: LogEnd) -> None:
-        if said := end.sentence():
-            told.append(f"{run.name}: {said}")
+        if sentence := end.sentence():
+            notices.append(f"{run.name}: {sentence}")
 
     with (
         open_output_directory(output, names, force) as directory,
@@ -57,6 +57,6 @@ def to_parquet(logs: Logs, output: str, as_csv: bool, force: bool) -> None:
     ):
         write = write_csv if as_csv else write_parquet
         n_rows = write(stream_runs(runs, on_progress, on_end, logs.lenient), directory)
-    for line in told:
+    for line in notices:
         notice(line)
     notice(f"{output}: " + ", ".join(f"{name} {n_rows[name]:,}" for name in NAMES))

@@ -118,7 +118,7 @@ def change(
 ) -> None:
     """Change the tensor called `name`, or the node where the compute stopped, or a part of it: a
     slice, also as text (`[3, :8]`); one of a single token may begin with `:` or 0 for it. `address`
-    tells which one, if several have the name.
+    says which one, if several have the name.
 
     It affects the ops that have not run yet. Raises `UsageError` for a weight, which is the model
     file's memory, for integers, for a tensor that is not in memory, and for what does not fit; then

@@ -99,12 +99,12 @@ class Commands:
     def _help(self, text: str) -> str:
         """help [COMMAND]: the commands, or what one does."""
         every: dict[str, object] = {**self._at_any_time, **self._on_the_way, **self._at_a_stop}
-        told = [cleandoc(every[name].__doc__ or "") for name in self.named(text)]
-        if not told:
+        texts = [cleandoc(every[name].__doc__ or "") for name in self.named(text)]
+        if not texts:
             raise UsageError(f"no command is called {text!r}; `help` lists them")
-        if len(told) == 1:
-            return told[0]
-        return "\n".join([*(f"  {of.splitlines()[0]}" for of in told), self.also]).rstrip()
+        if len(texts) == 1:
+            return texts[0]
+        return "\n".join([*(f"  {of.splitlines()[0]}" for of in texts), self.also]).rstrip()
 
     # --- how to go on ---
 
@@ -245,15 +245,15 @@ class Commands:
     def _ablate(self, _stop: Stop, words: list[str]) -> str:
         """ablate layer=N [head=H | block=attention | block=feed-forward]: in this and every later
         compute, what a layer, a head or a block adds to the residual stream is left out."""
-        told = dict(word.partition("=")[::2] for word in words)
-        if "layer" not in told or set(told) - {"layer", "head", "block"} or len(told) > 2:
+        options = dict(word.partition("=")[::2] for word in words)
+        if "layer" not in options or set(options) - {"layer", "head", "block"} or len(options) > 2:
             raise UsageError("ablate: give layer=N, and perhaps head=H or block=NAME")
-        layer = _number("layer", told["layer"])
+        layer = _number("layer", options["layer"])
         follower: Any
-        if "head" in told:
-            follower = ablate_head(layer, _number("head", told["head"]), self._note)
-        elif "block" in told:
-            block = told["block"]
+        if "head" in options:
+            follower = ablate_head(layer, _number("head", options["head"]), self._note)
+        elif "block" in options:
+            block = options["block"]
             if block not in ("attention", "feed-forward"):
                 raise UsageError("ablate: block is attention or feed-forward")
             follower = ablate_block(layer, block, self._note)  # type: ignore[arg-type]

@@ -60,8 +60,8 @@ def _heading(node: Node) -> str:
 
 
 def _statement(node: Node) -> str:
-    told = {key: value for key, value in node.params.items() if value not in _DEFAULTS}
-    params = "".join(f", {key}={_short(value)}" for key, value in told.items())
+    stated = {key: value for key, value in node.params.items() if value not in _DEFAULTS}
+    params = "".join(f", {key}={_short(value)}" for key, value in stated.items())
     read = ", ".join(source.name for source in node.sources)
     shape = "×".join(str(n) for n in node.shape)
     return f"    {node.name}: {node.type}[{shape}] = {node.op}({read}{params})"

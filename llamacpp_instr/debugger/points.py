@@ -169,7 +169,7 @@ class Breakpoint:
         )
 
     def reached(self, values: Callable[[], Array]) -> bool:
-        """Counts a hit, and tells whether to stop. `values` reads the node's."""
+        """Counts a hit, and returns whether to stop. `values` reads the node's."""
         if self.condition is not None and not self.condition.holds(values()):
             return False
         self.hits += 1

@@ -1,7 +1,7 @@
-"""Which tokens the rows of a node stand for, told by how the graph computes it from its tokens.
+"""Which tokens the rows of a node stand for, derived from how the graph computes it.
 
 Invariant: an op whose result is not understood here has no rows, never guessed ones. A shape alone
-does not tell: with four tokens and four heads it looks the same both ways.
+is ambiguous: with four tokens and four heads it looks the same both ways.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def capturing(
     pattern: str, folder: Path, force: bool, notice: Callable[[str], None]
 ) -> Iterator[Debugger]:
     """A debugger for `run` that never stops: the values of all nodes of `pattern` go to `folder`.
-    `notice` is told at the end what was captured, also if an error ended the run.
+    `notice` is called at the end with what was captured, also if an error ended the run.
 
     Raises `UsageError` as `Capture` does, and if a node has no row for each token.
     """

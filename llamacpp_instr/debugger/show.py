@@ -37,7 +37,7 @@ def describe_tensor(stop: Stop, name: str | None, part: str) -> str:
     values = stop.values(name)
     values = np.asarray(values[parse_slice(part, values.shape)])
     figures = figures_of(values)
-    told = [
+    parts = [
         f"{field.name} {value:,}" if isinstance(value, int) else f"{field.name} {value:.6g}"
         for field in fields(figures)
         if (value := getattr(figures, field.name)) is not None
@@ -46,7 +46,7 @@ def describe_tensor(stop: Stop, name: str | None, part: str) -> str:
     return "\n".join(
         (
             f"{name or stop.node.name}{part}  {shape}",
-            "  " + "  ".join(told),
+            "  " + "  ".join(parts),
             np.array2string(values, threshold=4 * _FEW, edgeitems=_FEW // 2, precision=5),
         )
     )
@@ -105,10 +105,10 @@ def comparison_table(compared: Comparison, text: Text) -> str:
         before, after = (
             repr(text(token)) if token is not None else "" for token in (step.before, step.after)
         )
-        told = ""
+        difference = ""
         if step.same_past and step.largest is not None and step.divergence is not None:
-            told = f"{step.largest:9.3g}  {step.divergence:.3g}"
-        lines.append(f"{step.number:4} {before:>16}  {after:<16}  {told}".rstrip())
+            difference = f"{step.largest:9.3g}  {step.divergence:.3g}"
+        lines.append(f"{step.number:4} {before:>16}  {after:<16}  {difference}".rstrip())
     return "\n".join(lines)
 
 

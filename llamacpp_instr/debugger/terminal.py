@@ -105,13 +105,13 @@ class Terminal(cmd.Cmd):
                 kind = "more than one" if known else "not a"
                 raise UsageError(f"{word!r} is {kind} command{hint}")
             name = word if word in known else known[0]
-            said = self.commands.run(name + line[len(word) :], lambda: self._now)
+            output = self.commands.run(name + line[len(word) :], lambda: self._now)
         except InstrError as error:
-            said = str(error)
-        if isinstance(said, Go):
-            self._go = said
+            output = str(error)
+        if isinstance(output, Go):
+            self._go = output
             return True
-        self._write(said or "")
+        self._write(output or "")
         return False
 
     def completenames(self, text: str, *_: object) -> list[str]:

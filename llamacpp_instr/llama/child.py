@@ -85,12 +85,12 @@ def answer() -> None:
     try:
         native.load()  # before the limit: numpy allocates memory for each CPU
         with limited_memory(max_bytes):
-            said = _RETURNED + msgspec.msgpack.encode(function(*arguments))
+            answer = _RETURNED + msgspec.msgpack.encode(function(*arguments))
     except InstrError as error:
-        said = _FAILED + os.fsencode(f"{type(error).__name__}\n{error}")
+        answer = _FAILED + os.fsencode(f"{type(error).__name__}\n{error}")
     except MemoryError:
-        said = _NO_MEMORY
-    answers.write(said)
+        answer = _NO_MEMORY
+    answers.write(answer)
     answers.flush()
 
 
@@ -111,12 +111,12 @@ def limited_memory(max_bytes: int) -> Iterator[None]:
         yield
         return
     try:
-        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        in_use = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     except OSError:  # not Linux
-        held = 0
+        in_use = 0
     now, most = resource.getrlimit(resource.RLIMIT_DATA)
-    if now == resource.RLIM_INFINITY or now > held + max_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (held + max_bytes, most))
+    if now == resource.RLIM_INFINITY or now > in_use + max_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (in_use + max_bytes, most))
     try:
         yield
     finally:

@@ -42,7 +42,7 @@ def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
     """
     lib = native.import_llama_cpp().llama_cpp._lib
     first = threading.Lock()
-    said: list[int] = []
+    readers: list[int] = []
     stderr = os.dup(2)
 
     def end(words: str) -> None:
@@ -61,7 +61,7 @@ def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
         end(last_line(message))
 
     def on_signal(number: int) -> None:
-        end((said and last_line(os.read(said[0], 1 << 16))) or signal.Signals(number).name)
+        end((readers and last_line(os.read(readers[0], 1 << 16))) or signal.Signals(number).name)
 
     def on_terminate() -> None:
         # the previous handler prints the exception's message and aborts, which calls `on_signal`
@@ -70,7 +70,7 @@ def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
         os.write(writer, b"a C++ exception\n")
         os.environ["GGML_NO_BACKTRACE"] = "1"
         os.dup2(writer, 2)
-        said.append(reader)
+        readers.append(reader)
         _ON_TERMINATE(terminate_before)()
 
     with ExitStack() as stack:
@@ -116,9 +116,9 @@ def _handled(callback: Any) -> Iterator[None]:
             libc.sigaction(number, action, None)
 
 
-def last_line(said: bytes) -> str:
+def last_line(message: bytes) -> str:
     """The last line of a message of ggml or C++, without the path of the source folder."""
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+    lines = [line.strip() for line in message.decode(errors="replace").splitlines()]
     words = next((line for line in reversed(lines) if line), "").removeprefix("what():").strip()
     # /path/of/the/build/llama-model.cpp:12: GGML_ASSERT(…) failed
     return re.sub(r"^\S*?([^/\s]+:\d+: )", r"\1", words)

@@ -22,7 +22,7 @@ class LlamaLog:
 
     def __init__(self, interrupt: Interrupt) -> None:
         self.interrupt = interrupt
-        self._held: list[tuple[int, str]] = []
+        self._pending: list[tuple[int, str]] = []
         self._holding = True
         self.released = False
         """whether the input is known to be valid and the work has begun"""
@@ -37,45 +37,45 @@ class LlamaLog:
         *lines, self._line = self._line.split("\n")
         for line in lines:
             if self._level in (_WARN, _ERROR) and line.strip():
-                self._held.append((self._level, line.strip()))
+                self._pending.append((self._level, line.strip()))
         if not self._holding:
-            self._show_held()
+            self._show_pending()
 
     def release(self) -> None:
         """Print what was held back, and from now on every warning and error immediately."""
         self.released, self._holding = True, False
-        self._show_held()
+        self._show_pending()
 
-    def take_held(self) -> list[str]:
+    def take_pending(self) -> list[str]:
         """The messages that are held back, which are not printed then."""
-        lines = [line for _, line in self._held]
-        self._held.clear()
+        lines = [line for _, line in self._pending]
+        self._pending.clear()
         return lines
 
     @contextmanager
     def trying(self, failure: Callable[[str], Exception]) -> Iterator[None]:
         """Hold messages back; raise `failure(reason)` for a `LlamaFailed` inside."""
-        before, start = self._holding, len(self._held)
+        before, start = self._holding, len(self._pending)
         self._holding = True
         try:
             with self.interrupt.deferred():
                 yield
         except LlamaFailed:
-            errors = [line for level, line in self._held[start:] if level == _ERROR]
-            del self._held[start:]
+            errors = [line for level, line in self._pending[start:] if level == _ERROR]
+            del self._pending[start:]
             raise failure(_reason(errors)) from None
         except KeyboardInterrupt:
-            del self._held[start:]  # messages about the interruption
+            del self._pending[start:]  # messages about the interruption
             raise
         finally:
             self._holding = before
             if not before:
-                self._show_held()
+                self._show_pending()
 
-    def _show_held(self) -> None:
-        for _, line in self._held:
+    def _show_pending(self) -> None:
+        for _, line in self._pending:
             notice(f"llama.cpp: {line}")  # it may quote the model
-        self._held.clear()
+        self._pending.clear()
 
 
 class LlamaFailed(Exception):

@@ -96,7 +96,7 @@ class Native:
 
 @functools.cache
 def load() -> Native:
-    """The patched library, loaded and checked. Raises `NativeError`, which tells what to do."""
+    """The patched library, loaded and checked. Raises `NativeError`, which says what to do."""
     llama_cpp = import_llama_cpp()
     lib: ctypes.CDLL = llama_cpp.llama_cpp._lib
     path = Path(lib._name)

@@ -65,10 +65,10 @@ def _tokenize(
     """The tokens of each text, and warnings."""
     # without its weights
     with captured(Interrupt()) as log, LoadedModel(path, log, vocab_only=True) as model:
-        log.take_held()  # loading the whole model gives these again
+        log.take_pending()  # loading the whole model gives these again
         if chat:
             texts = [_render_chat(model, text) for text in texts]
-        return [model.tokenize(text, parse_special) for text in texts], log.take_held()
+        return [model.tokenize(text, parse_special) for text in texts], log.take_pending()
 
 
 def _render_chat(model: LoadedModel, prompt: str) -> str:

@@ -53,8 +53,8 @@ class Batches:
         """whether the log has tokens of the context"""
 
     def parts(self, step: StepBegin) -> list[Part]:
-        """What the batch of the next step has of each sequence. A log without sequences tells it
-        of batches with one."""
+        """What the batch of the next step has of each sequence. A log without sequences
+        has this only for batches with one."""
         found = step.sequences
         if not found and step.n_seqs == 1:
             found = [(0, step.pos, step.n_tokens, step.n_outputs)]

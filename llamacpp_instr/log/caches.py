@@ -1,7 +1,7 @@
 """Which cells the tokens of a compute find in the caches of their context.
 
-A log tells how many cells a ubatch leaves in use, and the first positions of its sequences. Once a
-cache was empty, that says how many cells each token sees; with one sequence also where they are.
+A log records how many cells a ubatch leaves in use, and the first positions of its sequences. Once
+a cache was empty, that says how many cells each token sees; with one sequence also where they are.
 """
 
 from __future__ import annotations

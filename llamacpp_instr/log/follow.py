@@ -36,8 +36,8 @@ class FollowedLog:
     """An iterable of (line number, event) that waits for more until the log is closed, until the
     program that writes it has ended, or until `stop` is set.
 
-    `path` is the part that is being read, `end` is None until the iteration is over. `is_late` says
-    whether it has not yet seen the end of what was written.
+    `path` is the part that is being read, `end` is None until the iteration is over.
+    `is_catching_up` says whether it has not yet seen the end of what was written.
     """
 
     dialect = None
@@ -45,7 +45,7 @@ class FollowedLog:
     def __init__(self, path: str | Path, stop: threading.Event) -> None:
         """Raises LogError if the file is not a log, NotWritten if nobody writes it."""
         self.end: LogEnd | None = None
-        self.is_late = True
+        self.is_catching_up = True
         self._stop = stop
         if is_pipe(path):
             raise LogError("only a file can be followed; name the log that is written", str(path))
@@ -102,7 +102,7 @@ class FollowedLog:
     def _more(self) -> bool:
         if self._closed or self._stop.is_set():
             return False
-        self.is_late = False
+        self.is_catching_up = False
         if time.monotonic() - self._grew > SILENT_S:
             self._grew = time.monotonic()
             if not self._is_written(Path(self.path)):

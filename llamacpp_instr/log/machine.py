@@ -71,7 +71,7 @@ def taken_in_all(session: Session, machine: Table) -> int:
 
 def taken_share(event: Machine, cpus: int) -> float | None:
     """The share of the process's time that was taken in one interval, None if the log does not
-    tell."""
+    record it."""
     if event.delay is None:
         return None
     busy = np.inf if event.busy is None else event.busy

@@ -55,20 +55,20 @@ class _Parts:
         self.end = self._joined_end()
 
     def _progress(self, i: int, sizes: list[int]) -> OnProgress | None:
-        tell = self._on_progress
-        if tell is None:
+        report = self._on_progress
+        if report is None:
             return None
         before, total = sum(sizes[:i]), sum(sizes)
-        return lambda done, _size: tell(before + done, total)
+        return lambda done, _size: report(before + done, total)
 
     def _joined_end(self) -> LogEnd:
         *earlier, last = self._ends
-        told = [f"part {number} is missing" for number in self._run.missing]
+        problems = [f"part {number} is missing" for number in self._run.missing]
         for path, end in zip(self._run.paths, earlier, strict=False):
             if end.state != "closed":
-                told.append(f"{path} was not closed")
+                problems.append(f"{path} was not closed")
         skipped = sum(end.skipped for end in self._ends)
-        return replace(last, skipped=skipped, parts=tuple(told))
+        return replace(last, skipped=skipped, parts=tuple(problems))
 
 
 class Joiner:

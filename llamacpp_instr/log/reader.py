@@ -77,8 +77,8 @@ class LogEnd:
 
     def notes(self) -> list[str]:
         """`sentence` as a note of a report, if there is one."""
-        said = self.sentence()
-        return [f"{said[0].upper()}{said[1:]}."] if said else []
+        sentence = self.sentence()
+        return [f"{sentence[0].upper()}{sentence[1:]}."] if sentence else []
 
 
 class EventReader(Protocol):

@@ -240,11 +240,11 @@ class Resolver:
 
     def _mark(self, line: int, event: schema.Mark) -> Iterator[str]:
         if event.phase == "end":
-            begun = self.open_marks.pop(event.mark, None)
-            if begun is None:
+            opened = self.open_marks.pop(event.mark, None)
+            if opened is None:
                 yield f"mark {event.mark} ends and was not begun"
             else:
-                self.mark = begun[1]
+                self.mark = opened[1]
         elif event.mark in self._given["mark"]:
             yield f"mark {event.mark} was given before"
         else:

@@ -14,7 +14,7 @@ from llamacpp_instr.log.schema import CONTEXTS_KEPT, Sync
 Int64 = NDArray[np.int64]
 
 WAITED = 20_000
-"""ns; a shorter wait found the result there, so it does not tell when it came"""
+"""ns; a shorter wait found the result there, so it does not show when it came"""
 
 
 def with_result_times(steps: Table, syncs: Table) -> Table:

@@ -66,7 +66,7 @@ SUBJECTS = (
         for heads in (16, 8, 4)
     ),
     Subject("experts", Shape(512, 512, 8, 2, experts=8, used=2), MIXED, _SHORT[:-1]),
-    # of another width, which tells the costs of rows from those of bytes
+    # of another width, which separates the costs of rows from those of bytes
     Subject("wide experts", Shape(1024, 256, 8, 2, experts=4, used=2), MIXED[:2],
             (*_SHORT[:1], *_SHORT[3:4], Run(64, 4))),
     Subject("plain", MIDDLE, TYPES_OF_LAYERS, (*_SHORT[:4], Run(64, 3)), repack=False),

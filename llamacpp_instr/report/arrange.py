@@ -17,7 +17,7 @@ def arrange(report: Report, sort: str | None = None, top: int | None = None) -> 
     """The report with its rows by the column `sort`, and only the first `top` of them.
 
     Numbers are in descending order, texts in ascending order; cells that were not measured come
-    last. A note tells how many rows were left out. Raises UsageError for a column that the report
+    last. A note says how many rows were left out. Raises UsageError for a column that the report
     lacks.
     """
     rows = list(report.rows)
@@ -36,7 +36,7 @@ def arrange(report: Report, sort: str | None = None, top: int | None = None) -> 
 
 def condensed(report: Report) -> Report:
     """The report as forms for people have it: without empty columns, layers that look the same in
-    one row, and of many rows the largest. Notes tell what is missing."""
+    one row, and of many rows the largest. Notes say what is missing."""
     return _largest(_alike(report.filled()))
 
 

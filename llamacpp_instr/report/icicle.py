@@ -51,7 +51,7 @@ def draw_icicle(title: str, trees: Sequence[Tree], notes: Sequence[str] = ()) ->
         f'<div class="icicle"><div class="measures" role="group" aria-label="measure" hidden>'
         f'{buttons}</div><div class="boxes" style="height:{ROW * (depth + 1)}px" role="group"'
         f' aria-label="{escaped(title)}">{_boxes(nodes, trees[0])}</div>'
-        '<p class="told" aria-live="polite">&nbsp;</p>'
+        '<p class="caption" aria-live="polite">&nbsp;</p>'
         f'<script type="application/json">{text}</script></div>',
         list(notes),
         _STYLE,
@@ -110,10 +110,10 @@ def _boxes(nodes: Sequence[dict[str, Any]], tree: Tree) -> str:
             free[node["parent"]] += width
         free[i] = place[i]
         if width >= NARROW:
-            said = f"{node['name']}: {shown(node['amounts'][0], tree.unit)}, {100 * width:.1f} %"
+            tooltip = f"{node['name']}: {shown(node['amounts'][0], tree.unit)}, {100 * width:.1f} %"
             name = escaped(node["name"]) if 1000 * width >= READABLE else ""
             parts.append(
-                f'<button type="button" class="c{node["color"]}" title="{escaped(said)}"'
+                f'<button type="button" class="c{node["color"]}" title="{escaped(tooltip)}"'
                 f' style="left:{100 * place[i]:.3f}%;width:{100 * width:.3f}%;'
                 f'top:{ROW * node["depth"]}px">{name}</button>'
             )
@@ -141,7 +141,7 @@ _STYLE = """
 .icicle .c5 { background: #eda79b } .icicle .c6 { background: #d2d282 }
 .icicle .c7 { background: #8dd3dc } .icicle .c8 { background: #c3c3c3 }
 .icicle button:focus-visible { outline: 2px solid Highlight; outline-offset: -2px }
-.icicle .told { font-size: .9rem; min-height: 2.6em; line-height: 1.3; overflow-wrap: anywhere }
+.icicle .caption { font-size: .9rem; min-height: 2.6em; line-height: 1.3; overflow-wrap: anywhere }
 """
 
 # arrows move, Enter or a tap zooms in; Escape, or a tap on what is zoomed, zooms out
@@ -151,7 +151,7 @@ for (const icicle of document.querySelectorAll(".icicle")) {
   const {measures, nodes, row, narrow, readable} =
       JSON.parse(icicle.querySelector("script").textContent);
   const boxes = icicle.querySelector(".boxes");
-  const told = icicle.querySelector(".told");
+  const caption = icicle.querySelector(".caption");
   const choices = [...icicle.querySelectorAll(".measures button")];
   const depth = [], start = [], buttons = new Map();
   let measure = 0, zoomed = 0, current = 0;
@@ -169,11 +169,11 @@ for (const icicle of document.querySelectorAll(".icicle")) {
     const digits = unit === 0 || n >= 99.95 ? 0 : n >= 9.995 ? 1 : 2;
     return n.toFixed(digits) + " " + units[unit];
   };
-  const tell = (i) => {
+  const describe = (i) => {
     const path = [];
     for (let at = i; at >= 0; at = parent(at)) path.unshift(nodes[at][0]);
     const of = parent(i) > 0 ? `, ${percent(i, parent(i))} of ${nodes[parent(i)][0]}` : "";
-    told.textContent = `${path.join(" \\u203a ")}: ${shown(i)}, ${percent(i, 0)} of all${of}`;
+    caption.textContent = `${path.join(" \\u203a ")}: ${shown(i)}, ${percent(i, 0)} of all${of}`;
   };
   const place = () => {
     const free = [];
@@ -202,12 +202,12 @@ for (const icicle of document.querySelectorAll(".icicle")) {
       button.style.width = 100 * width + "%";
       button.style.top = row * depth[i] + "px";
       button.addEventListener("click", () => zoom(i === zoomed && i ? parent(i) : i));
-      button.addEventListener("pointerenter", () => tell(i));
-      button.addEventListener("focus", () => tell(i));
+      button.addEventListener("pointerenter", () => describe(i));
+      button.addEventListener("focus", () => describe(i));
       buttons.set(i, button);
       boxes.append(button);
     });
-    tell(current);
+    describe(current);
   };
   const zoom = (i) => {
     zoomed = current = i;

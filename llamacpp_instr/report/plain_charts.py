@@ -134,8 +134,8 @@ def areas_over_time(
     below, parts = np.zeros(len(x)), []
     for i, amounts in enumerate(areas.values()):
         above = below + amounts
-        up = _held(at, _heights(scale, above))
-        down = _held(at, _heights(scale, below))
+        up = _stepped(at, _heights(scale, above))
+        down = _stepped(at, _heights(scale, below))
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in [*up, *reversed(down)])
         parts.append(f'<polygon fill="{COLORS[i % len(COLORS)]}" points="{points}"/>')
         below = above
@@ -157,12 +157,12 @@ def heat_map(title: str, heat: Heat, across: str, notes: Sequence[str] = ()) -> 
     for i, row in enumerate(heat.amounts.tolist()):
         for j, amount in enumerate(row):
             if amount > 0:
-                said = f"{heat.rows[i]}, {across} {heat.columns[j]}: "
-                said += f"{shown(amount, heat.unit)}, {100 * amount / whole:.1f} %"
+                tooltip = f"{heat.rows[i]}, {across} {heat.columns[j]}: "
+                tooltip += f"{shown(amount, heat.unit)}, {100 * amount / whole:.1f} %"
                 opacity = f"{0.1 + 0.9 * shares[i, j]:.2f}"
                 cells.append(
                     f'<rect x="{j}" y="{i}" width="1" height="1" opacity="{opacity}">'
-                    f"<title>{escaped(said)}</title></rect>"
+                    f"<title>{escaped(tooltip)}</title></rect>"
                 )
     step = next(n for n in _STEPS if n * MARKS >= n_columns)
     last = n_columns - 1
@@ -307,7 +307,7 @@ def _held_path(x: Sequence[float], y: Sequence[float]) -> str:
     return f"M{x[0]:.1f} {y[0]:.1f}{''.join(parts[1:])}H1000" if parts else ""
 
 
-def _held(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
+def _stepped(x: Sequence[float], y: Sequence[float]) -> list[tuple[float, float]]:
     """The corners of a line that holds each value until the next, and the last to the end."""
     corners = []
     for at, value, until in zip(x, y, [*x[1:], 1000.0], strict=False):

@@ -182,7 +182,7 @@ def test_without_a_file_type_nothing_is_said_of_fallbacks(tmp_path: Path) -> Non
                       raw_dtype=gguf.GGMLQuantizationType.Q5_0)  # fmt: skip
     save(writer)
     shown = reports(load_model_file(tmp_path / "model.gguf"))
-    assert facts(shown["Model"])["file type"] == "not said"
+    assert facts(shown["Model"])["file type"] == "not stated"
     (note,) = shown["Types"].notes
     assert "cannot be detected" in note
 

@@ -21,7 +21,7 @@ from llamacpp_instr.converters.analyses.memory.pictures import (
     chart_bits_by_layer,
 )
 from llamacpp_instr.converters.analyses.memory.report_of_context import (
-    Held,
+    ContextMemory,
     explain_difference,
     memory_report,
     recorded_memory,
@@ -106,8 +106,9 @@ def test_the_buffer_of_a_tensor_is_the_measured_one() -> None:
     one, two = (breakdown(placed={name: buffer}) for buffer in ("CPU", "CPU_REPACK"))
     twice = MemoryBreakdown(SETTINGS, [], [*one.placements, *two.placements])
     for held, buffer in (
-        ([Held(one)], "CPU"), ([Held(one, two)], "CPU_REPACK"), ([Held(), Held(two)], "CPU_REPACK"),
-        ([Held(twice)], "CPU, CPU_REPACK"),
+        ([ContextMemory(one)], "CPU"), ([ContextMemory(one, two)], "CPU_REPACK"),
+        ([ContextMemory(), ContextMemory(two)], "CPU_REPACK"),
+        ([ContextMemory(twice)], "CPU, CPU_REPACK"),
     ):  # fmt: skip
         tensors = rows(compression_reports(MODEL, held)[-1])
         assert [row["buffer"] for row in tensors] == [None, buffer, None, None]
@@ -117,7 +118,7 @@ def test_a_terminal_gets_the_largest() -> None:
     many = StoredModel("m", "", [replace(TENSORS[1], name=f"t{i}") for i in range(LARGEST + 1)])
     few = replace(many, tensors=many.tensors[1:])
     for model, title in ((many, "Largest tensors"), (few, "Tensors")):
-        reports = shortened(compression_reports(model, [Held(WHOLE)]))
+        reports = shortened(compression_reports(model, [ContextMemory(WHOLE)]))
         assert (reports[-1].title, reports[-1].most == LARGEST) == (title, model is many)
         assert [column.name for column in reports[-1].columns] == [
             "Tensor", "type", "shape", "bytes", "bits/weight", "buffer"
@@ -133,7 +134,7 @@ def test_a_terminal_gets_the_largest() -> None:
 def test_a_row_for_each_buffer_and_their_sum() -> None:
     measured = replace(WHOLE, uses=[*WHOLE.uses[:3], MemoryUse("compute", "CPU", 4 * MIB),
                                     MemoryUse("compute", "GPU", 7)])  # fmt: skip
-    report = memory_report(MODEL, Held(WHOLE, measured, contexts=[0, 3], rss=9 * MIB))
+    report = memory_report(MODEL, ContextMemory(WHOLE, measured, contexts=[0, 3], rss=9 * MIB))
     assert report.title == "Memory of contexts 0, 3"
     assert report.rows == [
         ["weights, mapped", "CPU_Mapped", 2, 2 * MIB, 5 * MIB, 5 * MIB, 0],
@@ -146,19 +147,22 @@ def test_a_row_for_each_buffer_and_their_sum() -> None:
     assert [figure[0] for figure in report.figures.values()] == [
         512, 1, 2048, 64, 3 * MIB, 10 * MIB + 7, None, 9 * MIB
     ]  # fmt: skip
-    alone = memory_report(MODEL, Held(WHOLE))
+    alone = memory_report(MODEL, ContextMemory(WHOLE))
     assert alone.title == "Memory"
     assert [row[4:] for row in alone.rows] == [
         [n * MIB, None, None] for n in (5, 1, 3, 2, 11)
     ]  # fmt: skip
-    numbers = Held(None, WHOLE, contexts=list(range(9)))
+    numbers = ContextMemory(None, WHOLE, contexts=list(range(9)))
     assert memory_report(MODEL, numbers).title == "Memory of contexts 0, 1, 2, 3, 4, 5, 6, 7, …"
-    assert memory_report(MODEL, Held(None, WHOLE, contexts=[2])).title == "Memory of context 2"
-    unknown = memory_report(MODEL, Held(notes=["no library"]))
+    assert (
+        memory_report(MODEL, ContextMemory(None, WHOLE, contexts=[2])).title
+        == "Memory of context 2"
+    )
+    unknown = memory_report(MODEL, ContextMemory(notes=["no library"]))
     assert unknown.rows == [["weights, mapped", "CPU_Mapped", 4, 176, 200, None, None]]
     assert unknown.notes == ["no library"]
     plain = breakdown(("weights", "CPU", 5), ("weights", "AMX", 6), ("weights", "GPU", 7))
-    assert [row[0] for row in memory_report(MODEL, Held(plain)).rows[:-1]] == [
+    assert [row[0] for row in memory_report(MODEL, ContextMemory(plain)).rows[:-1]] == [
         "weights, read", "weights, repacked", "weights, copied"
     ]  # fmt: skip
 
@@ -177,13 +181,13 @@ def test_what_stays_in_use_fits_or_not(room: int, verdict: str, again: bool) -> 
     """Of 5 MiB that are mapped, 3 are read only at loading; 2 can be read from the file again."""
     with_gpu = replace(WHOLE, uses=[*WHOLE.uses, MemoryUse("compute", "GPU", 99 * MIB)])
     for held in (WHOLE, with_gpu):
-        notes = memory_report(MODEL, Held(held, room=room)).notes
+        notes = memory_report(MODEL, ContextMemory(held, room=room)).notes
         assert notes[0] == verdict
         assert ("Each token would read" in notes[1]) == again
 
 
 def test_notes_say_for_what_it_holds() -> None:
-    notes = memory_report(MODEL, Held(WHOLE, rss=9 * MIB)).notes
+    notes = memory_report(MODEL, ContextMemory(WHOLE, rss=9 * MIB)).notes
     settings, mapping, repacked, process = notes
     assert settings == (
         "For 512 tokens, batches of 2,048 computed 64 at a time, f16 keys and q8_0 values in the"
@@ -197,18 +201,18 @@ def test_notes_say_for_what_it_holds() -> None:
         ("weights", "CPU", 5), n_seq_max=4, kv_unified=True, embeddings=True, swa_full=True,
         flash_attn=False, mmap=False, placed={"a": "CPU"},
     )  # fmt: skip
-    assert memory_report(MODEL, Held(other)).notes == [
+    assert memory_report(MODEL, ContextMemory(other)).notes == [
         "For 512 tokens of 4 sequences sharing one cache, batches of 2,048 computed 64 at a time,"
         " flash attention off, embeddings, the whole context kept for sliding windows,"
         " the file read, not mapped."
     ]
     each = replace(other, settings=replace(other.settings, kv_unified=False))
-    assert "4 sequences with a cache each" in memory_report(MODEL, Held(each)).notes[0]
+    assert "4 sequences with a cache each" in memory_report(MODEL, ContextMemory(each)).notes[0]
     twice = MemoryBreakdown(
         SETTINGS, [MemoryUse("weights", "CPU", 2)],
         [Placement("a", "CPU", 1), Placement("a", "GPU", 1), Placement("b", "CPU", 1)],
     )  # fmt: skip
-    assert memory_report(MODEL, Held(twice)).notes[-1] == "Stored twice, for two uses: a."
+    assert memory_report(MODEL, ContextMemory(twice)).notes[-1] == "Stored twice, for two uses: a."
 
 
 def changed(at: int, n_bytes: int, of: MemoryBreakdown = WHOLE) -> MemoryBreakdown:
@@ -219,24 +223,26 @@ def changed(at: int, n_bytes: int, of: MemoryBreakdown = WHOLE) -> MemoryBreakdo
 
 def test_every_difference_has_a_reason() -> None:
     first = "Predicted for the settings of the log."
-    assert explain_difference(Held(WHOLE)) == []
-    assert explain_difference(Held(WHOLE, WHOLE)) == [
+    assert explain_difference(ContextMemory(WHOLE)) == []
+    assert explain_difference(ContextMemory(WHOLE, WHOLE)) == [
         f"{first} The measurement is equal to the byte."
     ]
-    said, weights = explain_difference(Held(WHOLE, changed(0, 6 * MIB)))
+    said, weights = explain_difference(ContextMemory(WHOLE, changed(0, 6 * MIB)))
     assert (said, weights.partition(";")[0]) == (first, "The weights were in the same buffers")
-    _, cache = explain_difference(Held(WHOLE, changed(2, 4 * MIB)))
+    _, cache = explain_difference(ContextMemory(WHOLE, changed(2, 4 * MIB)))
     assert cache.startswith("The cache differs although")
-    _, compute = explain_difference(Held(WHOLE, changed(3, MIB)))
+    _, compute = explain_difference(ContextMemory(WHOLE, changed(3, MIB)))
     assert compute.startswith("The compute buffers differ although")
-    grown = Held(WHOLE, changed(3, 4 * MIB), at_first=WHOLE)
+    grown = ContextMemory(WHOLE, changed(3, 4 * MIB), at_first=WHOLE)
     _, grew = explain_difference(grown)
     assert grew.startswith("The compute buffers grew from 2.00 MiB to 4.00 MiB while")
-    same = Held(WHOLE, changed(3, 4 * MIB), at_first=changed(3, 4 * MIB))
+    same = ContextMemory(WHOLE, changed(3, 4 * MIB), at_first=changed(3, 4 * MIB))
     assert explain_difference(same)[1] == compute
     there = [Placement("a", "CPU_Mapped", MIB), Placement("b", "CPU_REPACK", MIB),
              Placement("c", "CPU_REPACK", MIB), Placement("new", "CPU", 1)]  # fmt: skip
-    _, moved = explain_difference(Held(WHOLE, replace(changed(0, 4 * MIB), placements=there)))
+    _, moved = explain_difference(
+        ContextMemory(WHOLE, replace(changed(0, 4 * MIB), placements=there))
+    )
     assert moved.startswith(
         "In other buffers than this library would use: 1 tensor, first b (CPU_REPACK, not"
         " CPU_Mapped)."

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from llamacpp_instr.converters.analyses.memory import compression_reports
 from llamacpp_instr.converters.analyses.memory.report_of_context import (
-    Held,
+    ContextMemory,
     memory_report,
     recorded_memory,
 )
@@ -248,7 +248,7 @@ def test_whether_it_fits_is_judged_by_what_stays_in_use(
     ]  # fmt: skip
     placed = [Placement("a", "CPU_Mapped", 300 * mb), Placement("b", "CPU_REPACK", 400 * mb)]
     known = MemoryBreakdown(settings, uses, placed)
-    made = memory_report(StoredModel("m", "", []), Held(known, room=room * mb))
+    made = memory_report(StoredModel("m", "", []), ContextMemory(known, room=room * mb))
     assert made.notes[0] == f"{verdict}739 MiB of 1.28 GiB stay in use."
     assert ("Each token" in made.notes[1]) is slow
     assert made.figures["stays in use"] == (775 * mb, "bytes")

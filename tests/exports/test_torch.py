@@ -18,7 +18,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.exports.torch.stream import HeldMemory, write_torch
+from llamacpp_instr.converters.exports.torch.stream import MemoryInUse, write_torch
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.timeline import Selection
 from llamacpp_instr.log.reader import read_events
@@ -354,7 +354,7 @@ def use(buffer: str, model: int = 0, context: int = 0, compute: int = 0) -> s.Bu
 
 
 def test_contexts_of_one_model_hold_its_weights_once() -> None:
-    held = HeldMemory()
+    held = MemoryInUse()
     first = s.Memory(t=0, ctx=0, buffers=[use("CPU", 100, 20, 3)], rss=0)
     second = s.Memory(t=1, ctx=1, buffers=[use("CPU", 100, 40, 5)], rss=0)
     assert held.take(first, 0) == {("CPU", "weights"): 100, ("CPU", "KV cache"): 20,

@@ -107,7 +107,7 @@ def test_a_second_is_what_its_lines_say(lines: list[Line], state: LiveState) -> 
         of_seconds[(at - begin) // SECOND] = second
     names = ("tokens", "prompt", "steps", "busy", "cells", "rss", "cpu", "delay")
     expected = [[n, *(of_seconds[n][name] for name in names)] for n in sorted(of_seconds)]
-    frame = FrameMaker(state).next_frame(late=True)
+    frame = FrameMaker(state).next_frame(catching_up=True)
     assert frame["seconds"] == expected
     assert len(expected) == len(state.seconds)
     assert glance(state, False, 9, 2)["seconds"] == expected[-2:]
@@ -115,13 +115,13 @@ def test_a_second_is_what_its_lines_say(lines: list[Line], state: LiveState) -> 
 
 def test_only_seconds_that_may_have_changed_are_repeated(state: LiveState) -> None:
     maker = FrameMaker(state)
-    numbers = [second[0] for second in maker.next_frame(late=False)["seconds"]]
-    again = [second[0] for second in maker.next_frame(late=False)["seconds"]]
+    numbers = [second[0] for second in maker.next_frame(catching_up=False)["seconds"]]
+    again = [second[0] for second in maker.next_frame(catching_up=False)["seconds"]]
     assert again == numbers[-1:]
 
 
 def test_the_figures_beside_the_seconds(lines: list[Line], state: LiveState) -> None:
-    frame = FrameMaker(state).next_frame(late=True)
+    frame = FrameMaker(state).next_frame(catching_up=True)
     steps = good_steps(lines)
     assert frame["late"]
     assert frame["frame"] == 1
@@ -156,7 +156,7 @@ def test_the_figures_beside_the_seconds(lines: list[Line], state: LiveState) -> 
 def test_threads_work_or_wait_as_the_latest_compute_has_it(
     lines: list[Line], state: LiveState
 ) -> None:
-    frame = FrameMaker(state).next_frame(late=False)
+    frame = FrameMaker(state).next_frame(catching_up=False)
     ops = of(lines, "ops")
     if not ops:
         assert (frame["threads"], frame["working"]) == ([], None)
@@ -176,7 +176,7 @@ def test_the_map_has_the_latest_step_and_the_average(lines: list[Line], state: L
     for ops in of(lines, "ops"):
         if ops.get("thread", 0) == 0:
             took[step_of[ops["compute"]]] += sum(ops["dur"])
-    heat = FrameMaker(state).next_frame(late=False)["heat"]
+    heat = FrameMaker(state).next_frame(catching_up=False)["heat"]
     n_layers = of(lines, "model")[0]["hparams"]["n_layer"]
     phases = {b["phase"] for b, _ in good_steps(lines)}
     assert set(heat) == phases
@@ -219,7 +219,7 @@ def test_the_rate_is_that_of_the_last_whole_second(lines: list[Line], tmp_path: 
         # in the middle of a second, and in its first ns
         for ns in (SECOND // 2, 0):
             rate_of.idle = second * SECOND + ns - ended
-            frame = FrameMaker(rate_of).next_frame(late=False)
+            frame = FrameMaker(rate_of).next_frame(catching_up=False)
             assert frame["rate"] == tokens[second - 1]
             assert frame["t"] == second * SECOND + ns
 
@@ -230,11 +230,11 @@ def test_a_step_under_way_has_the_time_since_its_begin(tmp_path: Path) -> None:
     state = state_after(lines[: at + 1], tmp_path / "it.log")
     for idle in (0, 12345):
         state.idle = idle
-        computing = FrameMaker(state).next_frame(late=False)["computing"]
+        computing = FrameMaker(state).next_frame(catching_up=False)["computing"]
         late = state.latest - lines[at]["t"]
         assert computing == (lines[at]["phase"], lines[at]["n_tokens"], late + idle)
     state.finish()
-    assert FrameMaker(state).next_frame(late=False)["computing"] is None
+    assert FrameMaker(state).next_frame(catching_up=False)["computing"] is None
 
 
 def test_a_frame_has_the_latest_of_many_steps(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_frame_has_the_latest_of_many_steps(tmp_path: Path) -> None:
         step, t = begin["step"] + 1 + i, end["t"] + (i + 1) * SECOND
         lines += [{**begin, "step": step, "t": t}, {**end, "step": step, "t": t + SECOND // 2}]
     state = state_after(lines, tmp_path / "it.log")
-    steps = FrameMaker(state).next_frame(late=False)["steps"]
+    steps = FrameMaker(state).next_frame(catching_up=False)["steps"]
     numbers = [b["step"] for b, _ in good_steps(lines)]
     assert last["event"] == "session_end"
     assert [step[0] for step in steps] == numbers[-MOST_STEPS:]

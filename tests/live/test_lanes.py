@@ -284,10 +284,10 @@ def test_layers_beyond_the_map_are_in_its_last_row() -> None:
 
 def session_after(n: int) -> LiveSession:
     """One that made `n` frames and has not begun to read."""
-    log: Any = SimpleNamespace(is_late=False, end=None)
+    log: Any = SimpleNamespace(is_catching_up=False, end=None)
     session = LiveSession(log)
     for _ in range(n):
-        session._frames.next_frame(late=False)
+        session._frames.next_frame(catching_up=False)
         session._latest += 1
         session._kept.append((session._latest, b"%d" % session._latest))
     return session

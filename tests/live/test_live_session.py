@@ -13,7 +13,7 @@ def test_time_goes_on_while_the_log_is_open_and_read(tmp_path: Path) -> None:
     log, rest = open_log(tmp_path)
     with followed(log) as (session, _):
         end = time.monotonic() + PATIENCE_S
-        while session.is_late:
+        while session.is_catching_up:
             assert time.monotonic() < end
             time.sleep(0.01)
         first = session.look(lambda state: state.idle)

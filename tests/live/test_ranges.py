@@ -28,7 +28,7 @@ def opened(first: Path) -> Iterator[tuple[RangeOpener, FollowedLog]]:
     """Follows what there is of a log."""
     with followed(first) as (session, log):
         end = time.monotonic() + 300
-        while session.is_late:
+        while session.is_catching_up:
             assert time.monotonic() < end
             time.sleep(0.01)
         with RangeOpener(session, log) as ranges:

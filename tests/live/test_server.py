@@ -220,7 +220,7 @@ def test_nothing_is_up_once_the_program_has_ended(
         log = tmp_path / "it.log"
         log.write_bytes(encode(events[:-1]))
         with followed(log) as (session, _):
-            while session.is_late:
+            while session.is_catching_up:
                 time.sleep(0.01)
             while_it_runs = session.look(metrics_of)
             writer.communicate(b"\n")

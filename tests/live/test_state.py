@@ -52,9 +52,9 @@ def state_of(log: Path, pause: int = 0) -> tuple[LiveState, list[dict[str, objec
         if take := state.takers.get(type(event)):
             take(event)
         if pause and n % pause == 0:
-            frames.append(maker.next_frame(late=False))
-    frames.append(maker.next_frame(late=False))
-    frames.append(maker.key_frame(late=False))
+            frames.append(maker.next_frame(catching_up=False))
+    frames.append(maker.next_frame(catching_up=False))
+    frames.append(maker.key_frame(catching_up=False))
     return state, frames
 
 
@@ -198,12 +198,12 @@ def test_a_key_frame_between_two_frames_repeats_nothing(log: Path) -> None:
         if take := state.takers.get(type(event)):
             take(event)
         if n == n_events // 2:
-            maker.next_frame(late=False)
+            maker.next_frame(catching_up=False)
         if n == n_events * 3 // 4:
-            key = maker.key_frame(late=False)
+            key = maker.key_frame(catching_up=False)
             steps, messages = key["steps"], key["messages"]
-    last = maker.next_frame(late=False)
-    whole = maker.key_frame(late=False)
+    last = maker.next_frame(catching_up=False)
+    whole = maker.key_frame(catching_up=False)
     assert steps + last["steps"] == whole["steps"]
     assert messages + last["messages"] == whole["messages"]
 

@@ -152,7 +152,7 @@ def test_a_log_is_written_while_its_program_runs_or_if_it_is_young(
     then = time.time() - age
     os.utime(path, (then, then))
     if written:
-        assert FollowedLog(path, threading.Event()).is_late
+        assert FollowedLog(path, threading.Event()).is_catching_up
     else:
         with pytest.raises(NotWritten, match="no longer written"):
             FollowedLog(path, threading.Event())
@@ -182,7 +182,7 @@ def test_a_silent_program_is_looked_for(tmp_path: Path, monkeypatch: pytest.Monk
     log = FollowedLog(path, Stop())
     assert list(log)
     assert asked == [1000.0, 1004.0, 1008.0, 1012.0]
-    assert not log.is_late
+    assert not log.is_catching_up
     assert log.end is not None
     assert log.end.state == "unclosed"
 

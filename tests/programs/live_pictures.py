@@ -58,7 +58,7 @@ def take_terminal(log: Path, folder: Path, picture: Path) -> None:
     async def take() -> str:
         app = LiveApp(session)
         async with app.run_test(size=TERMINAL) as pilot:
-            while session.is_late:
+            while session.is_catching_up:
                 await pilot.pause(0.1)
             await pilot.pause(0.5)
             return app.export_screenshot(title="instr live server.log --tui")

@@ -53,7 +53,7 @@ try {
       await page.keyboard.press(what);
     }
     seen.boxes.push(await icicle.evaluate((icicle) => ({
-      told: icicle.querySelector('.told').textContent,
+      told: icicle.querySelector('.caption').textContent,
       focus: document.activeElement.title,
       boxes: [...icicle.querySelectorAll('.boxes button')].map((box) => {
         const {left, width, top} = box.getBoundingClientRect();

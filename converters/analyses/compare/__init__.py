@@ -94,10 +94,10 @@ def compute_comparison(
 def answer(pair: Pair) -> str:
     """One line with the result for a pair."""
     row = pair.whole()
-    said = [more_or_fewer(row.change), *_step_words(pair)]
+    parts = [more_or_fewer(row.change), *_step_words(pair)]
     if (error := sqnr_words(row)) is not None:
-        said.append(f"SQNR {error} dB")
-    return f"{pair.b.name} against {pair.a.name}: {', '.join(said)}"
+        parts.append(f"SQNR {error} dB")
+    return f"{pair.b.name} against {pair.a.name}: {', '.join(parts)}"
 
 
 def _step_words(pair: Pair) -> Iterator[str]:

@@ -59,8 +59,8 @@ def compute_diff(
         for p in found.phases
     }
     # a table of a phase with too few steps is shown only on request
-    told = [p for p in found.phases if phase or whole[p].low is not None]
-    parts = [_part_report(found, work, view, p) for p in told for view in found.views]
+    shown_phases = [p for p in found.phases if phase or whole[p].low is not None]
+    parts = [_part_report(found, work, view, p) for p in shown_phases for view in found.views]
     first = _first_report(found)
     few = found.more_logs("AB") if found.several else None
     first.title = answer(whole, parts, found.every, few)
@@ -143,14 +143,14 @@ def _step_report(found: Sides, whole: dict[str, Ratio]) -> Report:
         notes.append(f"A is {a} logs, B is {b}: geometric means of their medians.")
     else:
         for phase in whole:
-            told = []
+            counts = []
             for name, (times,) in zip("AB", found.sides, strict=True):
                 n, blocks = len(times.whole_steps(phase)), times.blocks(phase).block
                 n_blocks = len(np.unique(blocks))
                 figures[f"{phase} steps of {name}"] = (n, "count")
                 figures[f"{phase} blocks of {name}"] = (n_blocks, "count")
-                told.append(f"{counted(n, 'step')} in {counted(n_blocks, 'block')} of {name}")
-            notes.append(f"{phase}: {', '.join(told)}.")
+                counts.append(f"{counted(n, 'step')} in {counted(n_blocks, 'block')} of {name}")
+            notes.append(f"{phase}: {', '.join(counts)}.")
         if any(ratio.low is None for ratio in whole.values()):
             notes.append(TOO_FEW)
     notes.append(EXCLUDED)

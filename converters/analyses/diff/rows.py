@@ -71,17 +71,17 @@ def clauses(
 ) -> str:
     """What every phase of `who` is: faster or slower, within the noise, or unknown for lack of
     steps, or of as many logs as `more_logs` says."""
-    said = [
+    parts = [
         text
         for phase, ratio in steps.items()
         if (text := describe(ratio, verb(phase, sessions), who))
     ]
     few = "steps to tell" if more_logs is None else f"logs to tell ({more_logs})"
-    for told, what in (
+    for verdict, what in (
         ("within noise", "no difference beyond the noise"),
         ("too noisy to tell", "too much noise to tell"),
         ("too few to tell", f"too few {few}"),
     ):
-        if phases := [phase for phase, ratio in steps.items() if ratio.verdict == told]:
-            said.append(f"{what} in {' and '.join(phases)}")
-    return "; ".join(said)
+        if phases := [phase for phase, ratio in steps.items() if ratio.verdict == verdict]:
+            parts.append(f"{what} in {' and '.join(phases)}")
+    return "; ".join(parts)

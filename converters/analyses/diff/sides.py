@@ -2,7 +2,7 @@
 
 A side of one session has the noise within it, and an assumed one between processes. In a side of
 several sessions, each of a process of its own, the median of every part is taken in each session,
-and `noise.median_of_group` tells how much processes differ.
+and `noise.median_of_group` estimates how much processes differ.
 """
 
 from __future__ import annotations

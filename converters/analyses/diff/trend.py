@@ -75,8 +75,8 @@ def compute_trend(
     trends = {
         p: _trend([step_median(side, p) for side in found.sides], n_ratios) for p in found.phases
     }
-    told = [p for p in found.phases if phase or trends[p].whole.low is not None]
-    parts = [_part_report(found, names, view, p) for p in told for view in found.views]
+    shown_phases = [p for p in found.phases if phase or trends[p].whole.low is not None]
+    parts = [_part_report(found, names, view, p) for p in shown_phases for view in found.views]
     reports = [
         _first_report(found, names, trends),
         _step_report(found, names, trends),

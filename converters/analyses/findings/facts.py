@@ -90,5 +90,5 @@ def gather_facts(account: Account, probe: Probe | None = None) -> Facts:
 
 
 def _fits(probe: Probe, session: Session) -> bool:
-    """Whether a probe tells what the session's machine can do; on a busy one, it is too low."""
+    """Whether a probe shows what the session's machine can do; on a busy one, it is too low."""
     return probe.cpu == session.start.host.cpu and probe.load <= BUSY * probe.cores

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from llamacpp_instr.converters.analyses.memory.report_of_context import Held, memory_report
+from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory, memory_report
 from llamacpp_instr.converters.analyses.memory.sizes import compute_layers as compute_layers
 from llamacpp_instr.converters.analyses.memory.sizes import compute_overview, compute_tensors
 from llamacpp_instr.converters.analyses.memory.sizes import compute_roles as compute_roles
@@ -27,17 +27,17 @@ MANY_ROLES = 200
 """types and roles shown on a terminal: as many as a model can have"""
 
 
-def compression_reports(model: StoredModel, held: Sequence[Held]) -> list[Report]:
-    """All reports about one model: its sizes, its memory (one section for each of `held`), its
+def compression_reports(model: StoredModel, contexts: Sequence[ContextMemory]) -> list[Report]:
+    """All reports about one model: its sizes, its memory (one section for each of `contexts`), its
     tensors by type, role and layer, and each tensor. Sizes are in bytes; shares are from 0 to 1.
     """
     return [
         compute_overview(model),
-        *(memory_report(model, memory) for memory in held),
+        *(memory_report(model, memory) for memory in contexts),
         compute_types(model),
         compute_roles(model),
         compute_layers(model),
-        compute_tensors(model, held),
+        compute_tensors(model, contexts),
     ]
 
 
@@ -54,14 +54,14 @@ def joined_tensors(models: Sequence[Sequence[Report]]) -> Report:
 def shortened(reports: Sequence[Report]) -> list[Report]:
     """The reports of one model, shortened for a terminal: fewer columns, only the largest tensors,
     and each kind of layer once if there are many layers."""
-    overview, *held, types, roles, layers, tensors = reports
+    overview, *memory, types, roles, layers, tensors = reports
     tensors = without(tensors, "elements", "of F16", "of F32", "layer", "role")
     if len(tensors.rows) > LARGEST:
         notes = ["A file (-o) has all tensors.", *tensors.notes]
         tensors = replace(tensors, title="Largest tensors", notes=notes, most=LARGEST)
     return [
         overview,
-        *(without(report, "tensors") for report in held),
+        *(without(report, "tensors") for report in memory),
         replace(without(types, "elements", "of F32"), most=MANY_TYPES),
         replace(without(roles, "tensors", "elements", "of F32"), most=MANY_ROLES),
         replace(without(layers, "elements", "of F32"), most=MANY_LAYERS + 1),

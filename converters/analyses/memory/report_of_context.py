@@ -28,7 +28,7 @@ _WORDS = {"weights": "weights", "cache": "KV cache, state", "compute": "compute 
 
 
 @dataclass(frozen=True)
-class Held:
+class ContextMemory:
     """The known memory of a context, or of several equal contexts."""
 
     predicted: MemoryBreakdown | None = None
@@ -46,28 +46,29 @@ class Held:
     """reasons for missing figures"""
 
 
-def memory_report(model: StoredModel, held: Held) -> Report:
+def memory_report(model: StoredModel, memory: ContextMemory) -> Report:
     """A row for each kind of memory and each buffer, and their sum."""
     columns = [
         *columns_of("text", "Memory", "buffer"),
         Column("tensors", "count"),
         *columns_of("bytes", "in file", "predicted", "measured", "difference"),
     ]
-    known = held.measured or held.predicted
+    known = memory.measured or memory.predicted
     rows: list[list[Cell]] = []
     if known is None:
         row: list[Cell] = ["weights, mapped", MAPPED, len(model.tensors), model.n_bytes]
-        return Report("Memory", columns, [[*row, model.span, None, None]], held.notes)
-    sides = held.predicted, held.measured
-    for kind, buffer in _keys(held):
+        return Report("Memory", columns, [[*row, model.span, None, None]], memory.notes)
+    sides = memory.predicted, memory.measured
+    for kind, buffer in _keys(memory):
         row = [_words(kind, buffer), buffer]
         row += _stored(known, buffer) if kind == "weights" else [None, None]
         sizes = [of.of(kind, buffer) if of else None for of in sides]
         rows.append([*row, *sizes, _difference(*sizes)])
     total = [of.n_bytes if of else None for of in sides]
     rows.append(["total", None, None, None, *total, _difference(*total)])
-    notes = [*_verdict(known, held), _settings_note(known)]
-    notes += [*_mapping_notes(known), *explain_difference(held), *_process_notes(held), *held.notes]
+    notes = [*_verdict(known, memory), _settings_note(known)]
+    notes += [*_mapping_notes(known), *explain_difference(memory), *_process_notes(memory)]
+    notes += memory.notes
     of = known.settings
     figures: Figures = {
         "context": (of.n_ctx, "count"),
@@ -76,15 +77,15 @@ def memory_report(model: StoredModel, held: Held) -> Report:
         "ubatch": (of.n_ubatch, "count"),
         "mapped, not read": (_between(known), "bytes"),
         "stays in use": (known.n_bytes - _between(known), "bytes"),
-        "memory to fit into": (held.room, "bytes"),
-        "resident": (held.rss or None, "bytes"),
+        "memory to fit into": (memory.room, "bytes"),
+        "resident": (memory.rss or None, "bytes"),
     }
-    return Report(_title(held), columns, rows, notes, figures=figures, key="memory")
+    return Report(_title(memory), columns, rows, notes, figures=figures, key="memory")
 
 
-def explain_difference(held: Held) -> list[str]:
+def explain_difference(memory: ContextMemory) -> list[str]:
     """Why the measurement differs from the prediction, or that it does not."""
-    predicted, measured = held.predicted, held.measured
+    predicted, measured = memory.predicted, memory.measured
     if predicted is None or measured is None:
         return []
     if predicted.uses == measured.uses:
@@ -105,17 +106,17 @@ def explain_difference(held: Held) -> list[str]:
             "The cache differs although its size and types are the same: the program set "
             "an option that the log does not record, such as states kept for a rollback."
         )
-    notes += _compute_notes(held)
+    notes += _compute_notes(memory)
     return notes
 
 
-def _compute_notes(held: Held) -> list[str]:
-    assert held.predicted is not None
-    assert held.measured is not None
-    predicted, measured = held.predicted.of_kind("compute"), held.measured.of_kind("compute")
+def _compute_notes(memory: ContextMemory) -> list[str]:
+    assert memory.predicted is not None
+    assert memory.measured is not None
+    predicted, measured = memory.predicted.of_kind("compute"), memory.measured.of_kind("compute")
     if predicted == measured:
         return []
-    at_first = held.at_first.of_kind("compute") if held.at_first else measured
+    at_first = memory.at_first.of_kind("compute") if memory.at_first else measured
     if at_first != measured:
         return [
             f"The compute buffers grew from {shown(at_first, 'bytes')} to "
@@ -157,16 +158,16 @@ def _settings_note(known: MemoryBreakdown) -> str:
     return f"{', '.join(parts)}."
 
 
-def _verdict(known: MemoryBreakdown, held: Held) -> list[str]:
+def _verdict(known: MemoryBreakdown, memory: ContextMemory) -> list[str]:
     """Whether it fits: what stays in use, of buffers in the machine's own memory."""
-    if held.room is None:
+    if memory.room is None:
         return []
     here = [use for use in known.uses if use.buffer.startswith(("CPU", "AMX"))]
     total, dropped = sum(use.n_bytes for use in here), _between(known)
-    room, in_use, whole = (shown(n, "bytes") for n in (held.room, total - dropped, total))
-    fits = "Fits" if total - dropped <= held.room else "Does not fit"
+    room, in_use, whole = (shown(n, "bytes") for n in (memory.room, total - dropped, total))
+    fits = "Fits" if total - dropped <= memory.room else "Does not fit"
     notes = [f"{fits} into {room}: {in_use} of {whole} stay in use."]
-    if held.room < total - dropped <= held.room + known.of("weights", MAPPED) - dropped:
+    if memory.room < total - dropped <= memory.room + known.of("weights", MAPPED) - dropped:
         notes.append("Each token would read mapped weights from the file again.")
     return notes
 
@@ -196,27 +197,27 @@ def _between(known: MemoryBreakdown) -> int:
     return max(0, mapped - int(_stored(known, MAPPED)[1] or 0))
 
 
-def _process_notes(held: Held) -> list[str]:
-    if not held.rss:
+def _process_notes(memory: ContextMemory) -> list[str]:
+    if not memory.rss:
         return []
     return [
-        f"The whole process had up to {shown(held.rss, 'bytes')} resident. This includes "
+        f"The whole process had up to {shown(memory.rss, 'bytes')} resident. This includes "
         "the program's own memory, but of mapped and reserved memory only pages that were used."
     ]
 
 
-def _title(held: Held) -> str:
-    if not held.contexts:
+def _title(memory: ContextMemory) -> str:
+    if not memory.contexts:
         return "Memory"
-    numbers = ", ".join(map(str, held.contexts[:8])) + (", …" if len(held.contexts) > 8 else "")
-    return f"Memory of context{'s' * (len(held.contexts) > 1)} {numbers}"
+    numbers = ", ".join(map(str, memory.contexts[:8])) + (", …" if len(memory.contexts) > 8 else "")
+    return f"Memory of context{'s' * (len(memory.contexts) > 1)} {numbers}"
 
 
-def _keys(held: Held) -> list[tuple[Kind, str]]:
+def _keys(memory: ContextMemory) -> list[tuple[Kind, str]]:
     """Kinds and buffers of both sides, in order."""
     keys: dict[tuple[Kind, str], None] = {}
     for kind in ("weights", "cache", "compute"):
-        for side in (held.predicted, held.measured):
+        for side in (memory.predicted, memory.measured):
             keys |= {(u.kind, u.buffer): None for u in side.uses if u.kind == kind} if side else {}
     return list(keys)
 
@@ -241,18 +242,18 @@ def _words(kind: Kind, buffer: str) -> str:
     return f"weights, {'repacked' if 'REPACK' in buffer or 'AMX' in buffer else 'copied'}"
 
 
-def recorded_memory(session: Session) -> dict[int, list[Held]]:
+def recorded_memory(session: Session) -> dict[int, list[ContextMemory]]:
     """The memory of each model's contexts, by model; equal contexts are combined."""
     events: dict[int, list[Memory]] = defaultdict(list)
     for event in session.memory:
         events[event.ctx].append(event)
     rss = max((event.rss for event in session.memory), default=0)
-    found: dict[int, dict[tuple[object, ...], Held]] = defaultdict(dict)
+    found: dict[int, dict[tuple[object, ...], ContextMemory]] = defaultdict(dict)
     for ctx, of_context in events.items():
         context = session.contexts[ctx]
         tensors = session.tensors_of.get(context.model, [])
         first, last = (read_breakdown(context, of_context[i].buffers, tensors) for i in (0, -1))
         key = last.settings, tuple(first.uses), tuple(last.uses)
-        held = found[context.model].setdefault(key, Held(None, last, first, [], rss))
-        held.contexts.append(ctx)
-    return {model: list(helds.values()) for model, helds in found.items()}
+        memory = found[context.model].setdefault(key, ContextMemory(None, last, first, [], rss))
+        memory.contexts.append(ctx)
+    return {model: list(of_model.values()) for model, of_model in found.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from llamacpp_instr.converters.analyses.memory.report_of_context import Held
+from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory
 from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
 from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 
@@ -59,10 +59,11 @@ def compute_layers(model: StoredModel) -> Report:
     return Report("Layers", [Column("Layer", "layer"), Column("types"), *_SUMS], rows)
 
 
-def compute_tensors(model: StoredModel, held: Sequence[Held]) -> Report:
+def compute_tensors(model: StoredModel, contexts: Sequence[ContextMemory]) -> Report:
     """Every tensor, in the order of the file. `buffer` is measured if that is known, otherwise
     predicted."""
-    breakdown = next((h.measured or h.predicted for h in held if h.measured or h.predicted), None)
+    known = (c.measured or c.predicted for c in contexts if c.measured or c.predicted)
+    breakdown = next(known, None)
     buffers = breakdown.buffers_of() if breakdown else {}
     rows: list[list[Cell]] = []
     for tensor in model.tensors:

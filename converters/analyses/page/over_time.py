@@ -57,7 +57,7 @@ def memory_over_time(session: Session) -> Iterator[Section]:
         return
     span = _span(session)
     events = sorted(session.memory, key=lambda event: event.t)
-    held: dict[tuple[str, int], int] = {}
+    sizes: dict[tuple[str, int], int] = {}
     total = [0, 0, 0]
     rows: list[tuple[int, ...]] = []
     for event in events:
@@ -66,8 +66,8 @@ def memory_over_time(session: Session) -> Iterator[Section]:
             (("model", model), ("context", event.ctx), ("compute", event.ctx))
         ):
             now = sum(getattr(use, owner) for use in event.buffers)
-            total[i] += now - held.get((owner, key), 0)
-            held[owner, key] = now
+            total[i] += now - sizes.get((owner, key), 0)
+            sizes[owner, key] = now
         row = (event.t - session.start.t, *total, event.rss)
         if rows and (row[0] - rows[-1][0]) * BINS < span[1] - span[0] and len(events) > BINS:
             rows[-1] = (rows[-1][0], *row[1:])

@@ -2,7 +2,7 @@
 
 A decode has one query for each request, and names the cells of the cache that it sees. A prefill
 has several queries for each request, whose keys and values follow each other. What a mask shows is
-a `View`; a log tells it by positions (`views_of_log`), a capture by the mask itself
+a `View`; a log records it as positions (`views_of_log`), a capture by the mask itself
 (`views_of_mask`).
 """
 
@@ -138,7 +138,7 @@ def case_of(g: GraphNodes, use: Use, views: Sequence[View]) -> Case:
 
 
 def views_of_log(of: Attention, ubatch: Ubatch | None) -> tuple[list[View], bool]:
-    """What the queries of a recorded compute saw, and whether the log tells it. Otherwise each
+    """What the queries of a recorded compute saw, and whether the log records it. Otherwise each
     query sees all cells of the window that the kernel was given, which is a bound."""
     bound = [
         View(of.rows, range(i * of.n_kv, (i + 1) * of.n_kv), causal=of.rows == 1)
@@ -148,12 +148,12 @@ def views_of_log(of: Attention, ubatch: Ubatch | None) -> tuple[list[View], bool
         return bound, False
     seen, windows = scope(of, ubatch)
     shown = {(one.spans, hiding(ubatch, one, window)) for one in seen for window in windows}
-    (told, window), *others = shown or {((), None)}
-    if others or window is None or sum(span.n for span in told) != of.rows * of.streams:
+    (spans, window), *others = shown or {((), None)}
+    if others or window is None or sum(span.n for span in spans) != of.rows * of.streams:
         return bound, False
     views = []
     at = 0
-    for span in told:
+    for span in spans:
         end = span.first + span.n
         low = max(0, span.first + 1 - window) if window else 0
         views.append(View(span.n, range(at, at + end - low), window, ubatch.causal))
@@ -261,10 +261,10 @@ def _lse(rows: str) -> Tensor:
 
 def _source(source: str, sinks: bool, **values: float) -> str:
     """The reference, with or without sinks: scores without a value."""
-    told = {
+    fields = {
         "sinks": ", sinks" * sinks,
         "with_sinks": "column = sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)\n"
         "    scores = torch.cat((scores, column), dim=-1)\n    " * sinks,
         "without_sinks": "[..., :-1]" * sinks,
     }
-    return with_values(source.format(**told), **values)
+    return with_values(source.format(**fields), **values)

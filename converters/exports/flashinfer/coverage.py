@@ -47,14 +47,14 @@ def coverage_report(found: Found, there: dict[str, dict[str, int]] | None) -> Re
         ]  # fmt: skip
         if there is not None:
             axes = there.get(definition.name)
-            said = NOT_FOUND
+            status = NOT_FOUND
             if axes is not None:
                 differ = sorted(
                     name for name, n in definition.fixed.items() if axes.get(name, n) != n
                 )
-                said = f"{', '.join(differ)} differ" if differ else "found"
-            covered += ns if said == "found" else 0
-            row.append(said)
+                status = f"{', '.join(differ)} differ" if differ else "found"
+            covered += ns if status == "found" else 0
+            row.append(status)
         rows.append(row)
     for op, of in found.undescribed.items():
         rows.append(
@@ -85,7 +85,7 @@ def coverage_report(found: Found, there: dict[str, dict[str, int]] | None) -> Re
         report.notes.append("Rows without a type are ops that no definition describes.")
     if any(of.at_most for of in found.workloads.values()):
         report.notes.append(
-            "The log does not tell what some masks showed: their workloads see all cells."
+            "The log does not record what some masks showed: their workloads see all cells."
         )
     report.notes += found.notes
     return report

@@ -42,7 +42,7 @@ class Definition:
     reference: str
     """Python source with a function `run`"""
     variant: str = ""
-    """what the name does not tell, for a second definition of the same name"""
+    """what the name does not include, for a second definition of the same name"""
     tags: frozenset[str] = frozenset()
     constraints: tuple[str, ...] = field(default=())
 

@@ -1,4 +1,4 @@
-"""The definitions of ops whose sizes the graph tells: all but attention.
+"""The definitions of ops whose sizes the graph determines: all but attention.
 
 Each function takes a node and returns its use, or None if no definition describes it.
 """

@@ -94,14 +94,14 @@ class Workload:
     """how often it was computed"""
     ns: int = 0
     at_most: bool = False
-    """whether the log does not tell what a mask showed, so sizes are those of all cells"""
+    """whether the log does not record what a mask showed, so sizes are those of all cells"""
 
     @cached_property
     def id(self) -> str:
         """The same for the same sizes, in every export."""
         lists = {name: values.tolist() for name, values in self.integers.items()}
-        told = json.dumps([self.name, self.axes, lists, self.scalars], sort_keys=True)
-        return str(uuid.uuid5(_NAMES, told))
+        content = json.dumps([self.name, self.axes, lists, self.scalars], sort_keys=True)
+        return str(uuid.uuid5(_NAMES, content))
 
 
 @dataclass
@@ -234,8 +234,8 @@ def _case(
 
 
 def simple_case(definition: Definition, use: Use) -> Case:
-    """A use whose sizes the graph tells, with integers that are valid: they count from 0, or are
-    random below their bound."""
+    """A use whose sizes the graph determines, with integers that are valid: they count from 0, or
+    are random below their bound."""
     integers = {}
     for name, of in use.indices.items():
         shape = definition.shape(name, use.axes)

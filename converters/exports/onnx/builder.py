@@ -50,14 +50,14 @@ class Builder:
         self._names: set[str] = set()
         self._known: dict[tuple[bytes, str, tuple[int, ...]], str] = {}
         self._added: dict[tuple[Any, ...], list[str]] = {}
-        self._prefix, self._n_begun = "", 0
+        self._prefix, self._n_before = "", 0
         self._meta: dict[str, str] = {}
         self.written: dict[int, str] = {}
         """leafs that were written to, with the names of their latest values"""
 
     def begin(self, prefix: str, meta: dict[str, str]) -> None:
         """What the operators added from now on belong to."""
-        self._prefix, self._meta, self._n_begun = prefix, meta, len(self.nodes)
+        self._prefix, self._meta, self._n_before = prefix, meta, len(self.nodes)
 
     # --- operators ---
 
@@ -90,7 +90,7 @@ class Builder:
     def rename(self, value: str, name: str) -> str:
         """Gives the value of the operator that was added last another name, if it is its."""
         last = self.nodes[-1] if self.nodes else None
-        if last is None or last.output[0] != value or self._n_begun == len(self.nodes):
+        if last is None or last.output[0] != value or self._n_before == len(self.nodes):
             return value
         new = self.unique(name)
         last.output[0] = last.name = new

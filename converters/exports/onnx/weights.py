@@ -58,8 +58,8 @@ def with_external_weights(
         tensor = TensorProto(
             name=value, dims=leaf.ne[::-1], data_location=TensorProto.EXTERNAL, data_type=kind
         )
-        for key, told in (("location", name), ("offset", at), ("length", _bytes(leaf))):
-            tensor.external_data.add(key=key, value=str(told))
+        for key, entry in (("location", name), ("offset", at), ("length", _bytes(leaf))):
+            tensor.external_data.add(key=key, value=str(entry))
         exported.model.graph.initializer.append(tensor)
         at += _bytes(leaf)
     return exported.model

@@ -232,12 +232,12 @@ class _Writer:
 
     def _note(self, note: Note) -> None:
         data = msgspec.json.encode(note.data).decode("utf-8", "replace")
-        self._said(note.t, note.name, "note", {"data": data})
+        self._draw_message(note.t, note.name, "note", {"data": data})
 
     def _message(self, message: Message) -> None:
-        self._said(message.t, message.level, "message", {"text": message.text})
+        self._draw_message(message.t, message.level, "message", {"text": message.text})
 
-    def _said(self, t: int, name: str, category: str, args: dict[str, Value]) -> None:
+    def _draw_message(self, t: int, name: str, category: str, args: dict[str, Value]) -> None:
         track = self._tracks.child(self._tracks.home, "messages")
         self._draw.instant(track, name, t, category, args)
 

@@ -46,7 +46,7 @@ from llamacpp_instr.converters.exports.tables.static import (
     shape_text,
 )
 from llamacpp_instr.converters.exports.tables.timed import Rows
-from llamacpp_instr.converters.exports.tables.whole_log import LATE, Kept, request_columns
+from llamacpp_instr.converters.exports.tables.whole_log import WHOLE_LOG, Kept, request_columns
 from llamacpp_instr.log.machine import disturbed_steps
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.runs import Run
@@ -67,7 +67,7 @@ class Tables:
         n_tokens, n_outputs, n_seqs, pos (-1: llama.cpp chose), thread (the operating system's),
         begin, end, dur [ns], status (0: success), n_ubatch, n_reused, prepare, readback, recorder
         [ns], minflt, majflt, tokens_per_s, disturbed (the step lies in an interval in which the
-        machine took more than 5 % of the process's time; false also if the log does not tell).
+        machine took more than 5 % of the process's time; false also if that is not in the log).
     requests: One row for each request, as `instr requests` numbers them: request, ctx, sequence,
         name (of its mark), arrival (missing without a mark), begin (of its first step), first_token
         (when it was there; missing without tokens), end, queued (from its arrival to its begin)
@@ -80,7 +80,7 @@ class Tables:
         n_nodes (more than one when fused), layer (-1: none), block, op, name (of the result), label
         (op and the weight's type), type and shape of the result, weight and weight_type (of the
         first weight read), flops, bytes (moved), work_bound (both are upper bounds, because the log
-        does not tell what an attention mask hid), begin, dur, wait [ns], gb_per_s [10^9 bytes/s]
+        does not record what an attention mask hid), begin, dur, wait [ns], gb_per_s [10^9 bytes/s]
         and gflop_per_s [10^9/s]. flops and bytes are the kernel's, which its threads share: sum
         them over `thread == 0`, the only rows with rates. wait is the part of dur inside barriers.
     nodes: One row for each node of each graph: graph, node, name (not unique), op, layer, block,
@@ -98,7 +98,7 @@ class Tables:
     marks: One row for each span or instant of the application: mark, name, begin, end, dur [ns; end
         and dur are missing if the span has no end], thread.
     machine: One row for each interval of about 100 ms: begin, end, dur, cpu (time of the process,
-        all threads), delay (its threads waited for a CPU; missing if the system does not tell)
+        all threads), delay (its threads waited for a CPU; missing if the system does not report it)
         [ns], nvcsw, nivcsw (voluntary and involuntary context switches), load (average of the
         machine), running (threads on the machine), steal (CPU time that a hypervisor gave to
         others) [ns].
@@ -165,7 +165,7 @@ def stream_tables(
 
     The pieces of one name, joined in order, are the rows of that table. Each name comes at least
     once; its first piece may be empty. Categories grow from piece to piece. `sessions`, `steps` and
-    `requests` (LATE) come whole, after the others: until then, memory holds the numbers of the
+    `requests` (WHOLE_LOG) come whole, after the others: until then, memory holds the numbers of the
     log's steps, sequences, tokens, marks and machine events (about 230 bytes a step; 0.6 kB more
     when requests are found at the end), but none of its computes and ops. `on_end` is called after
     the whole log was read, with how it ended. Raises LogError, with the line, if the log cannot be
@@ -173,14 +173,14 @@ def stream_tables(
     """
     builder, kept = _Builder(), Kept()
     named: set[str] = set()
-    early = tuple(name for name in NAMES if name not in LATE)
+    by_part = tuple(name for name in NAMES if name not in WHOLE_LOG)
     for part in load_parts(path, on_progress, lenient=lenient, every_thread=True):
-        for name, frame in builder.frames(part, early).items():
+        for name, frame in builder.frames(part, by_part).items():
             if len(frame) or name not in named:
                 named.add(name)
                 yield name, frame
         kept.add(part)
-    yield from builder.frames(kept.session(part), LATE).items()
+    yield from builder.frames(kept.session(part), WHOLE_LOG).items()
     if on_end is not None:
         on_end(part.log_end)
 

@@ -41,7 +41,7 @@ class Rows:
         }
 
     def waits(self) -> Any:
-        """The time inside barriers; missing where the log does not tell."""
+        """The time inside barriers; missing where the log does not record it."""
         waits = self.column(
             [np.zeros(1, np.int64) if of.wait is None else of.wait for of in self.timings]
         )

@@ -1,7 +1,6 @@
 """The tables that need the whole log, and what of it they need.
 
-A request may go on in the next part of a log, and a `machine` event tells about the steps before
-it.
+A request may go on in the next part of a log, and a `machine` event covers the steps before it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from llamacpp_instr.converters.exports.tables.cells import int64, optional, text
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
 
-LATE = ("sessions", "steps", "requests")
+WHOLE_LOG = ("sessions", "steps", "requests")
 _TOKEN = ("ctx", "seq", "step", "t", "dur")
 
 

@@ -65,7 +65,7 @@ class _Writer:
         self._refs = Resolver()
         """a plan keeps the text of its kernels"""
         self._latest: LatestSteps[tuple[KnownStep, StepEnd]] = LatestSteps(self._step)
-        self._held = HeldMemory()
+        self._in_use = MemoryInUse()
         self._on_side: Counter[bool] = Counter()
         """bytes on the host (True) and on devices"""
         self._scalars: Scalars | None = None
@@ -177,16 +177,16 @@ class _Writer:
 
     def _memory(self, memory: Memory) -> None:
         model = self._refs.context.event.model
-        changed = self._held.take(memory, model)
-        total = self._held.total()
+        changed = self._in_use.take(memory, model)
+        total = self._in_use.total()
         for (buffer, kind), n in changed.items():
             host = buffer.startswith("CPU")
             self._on_side[host] += n
-            held = self._on_side[host]
+            allocated = self._on_side[host]
             self._event(
                 {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]",
                  "pid": self._pid, "tid": memory.ctx, "ts": self._us(memory.t),
-                 "args": {"Total Allocated": held, "Total Reserved": held, "Bytes": n,
+                 "args": {"Total Allocated": allocated, "Total Reserved": allocated, "Bytes": n,
                           "Addr": crc32(f"{buffer} {kind}".encode()), "buffer": buffer,
                           "kind": kind, "Device Type": _CPU if host else _DEVICE,
                           "Device Id": -1 if host else DEVICE}}
@@ -239,7 +239,7 @@ class Scalars:
         self._file.write(event.SerializeToString())
 
 
-class HeldMemory:
+class MemoryInUse:
     """Follows the `memory` events of a session."""
 
     def __init__(self) -> None:

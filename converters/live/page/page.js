@@ -219,11 +219,11 @@ function drawCaches(frame) {
   frame.caches.forEach(([ctx, cache, used, size, bytes, moves], i) => {
     const row = place.children[i] ?? place.appendChild(document.createElement("p"));
     if (!row.firstChild) row.append(document.createElement("span"), document.createElement("meter"), document.createElement("span"));
-    const [name, meter, told] = row.children;
+    const [name, meter, description] = row.children;
     name.textContent = `cache${frame.caches.length > 1 ? ` ${cache} of context ${ctx}` : ""}`;
     meter.max = size;
     meter.value = used;
-    told.textContent = `${count(used)} of ${count(size)} cells, ${mib(bytes)}${moves ? `; cells were moved ${count(moves)} times` : ""}`;
+    description.textContent = `${count(used)} of ${count(size)} cells, ${mib(bytes)}${moves ? `; cells were moved ${count(moves)} times` : ""}`;
   });
   while (place.children.length > frame.caches.length) place.lastChild.remove();
 }
@@ -274,15 +274,15 @@ $("pause").addEventListener("click", () => {
   } else {
     pause();
   }
-  told();
+  pauseChanged();
 });
 time.start(what, (isBack) => {
   if (isBack && !frozen) pause();
   strip.follow();
-  told();
+  pauseChanged();
 });
 
-function told() {
+function pauseChanged() {
   $("pause").textContent = frozen ? "Go on" : "Pause";
   $("pause").setAttribute("aria-pressed", Boolean(frozen));
   draw();

@@ -77,7 +77,7 @@ def _tokens(model: LoadedModel, session: Session, n: int) -> list[int]:
     args: Any = session.start.args
     prompts = args.get("prompts") if isinstance(args, dict) else None
     text = prompts[0] if isinstance(prompts, list) and prompts else None
-    told = list(model.tokenize(text)) if isinstance(text, str) and text else []
-    if not told:
-        told = [(7 * i + 3) % model.n_vocab for i in range(n)]
-    return (told * -(-n // len(told)))[:n]
+    tokens = list(model.tokenize(text)) if isinstance(text, str) and text else []
+    if not tokens:
+        tokens = [(7 * i + 3) % model.n_vocab for i in range(n)]
+    return (tokens * -(-n // len(tokens)))[:n]

@@ -105,8 +105,8 @@ class Adapter:
             except InstrError as error:
                 text = self._line(error)
                 answer |= {"success": False, "message": text}
-                told = {"id": 1, "format": "{text}", "variables": {"text": text}}
-                body = {"error": told | {"showUser": request.command in requests.BY_USER}}
+                details = {"id": 1, "format": "{text}", "variables": {"text": text}}
+                body = {"error": details | {"showUser": request.command in requests.BY_USER}}
             if body is not None:
                 answer["body"] = body
             self._send(answer)
@@ -350,14 +350,17 @@ class Adapter:
         wanted = requests.parse("evaluate", arguments, requests.EvaluateArguments)
         if wanted.context == "repl":
             changes = self.commands.changes
-            said = self.commands.run(wanted.expression, self._stopped)
+            output = self.commands.run(wanted.expression, self._stopped)
             if changes != self.commands.changes:
                 self._values_changed()
-            if isinstance(said, Go):
-                self._then += [lambda: self._event("continued", threadId=THREAD), self._go_on(said)]
-                return {"result": said.value, "variablesReference": 0}
-            if said is not None:
-                return {"result": printable_text(said), "variablesReference": 0}
+            if isinstance(output, Go):
+                self._then += [
+                    lambda: self._event("continued", threadId=THREAD),
+                    self._go_on(output),
+                ]
+                return {"result": output.value, "variablesReference": 0}
+            if output is not None:
+                return {"result": printable_text(output), "variablesReference": 0}
         self._stopped()
         found = self._variables.named(wanted.expression.strip())
         result = {"result": found["value"]}

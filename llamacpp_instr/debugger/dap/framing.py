@@ -67,14 +67,14 @@ def _read_header(stream: BinaryIO) -> int | None:
             break
         field = _HEADER.fullmatch(line)
         if field is None:
-            said = line[:60].decode(errors="replace").strip()
+            start = line[:60].decode(errors="replace").strip()
             raise ProtocolError(
-                f"{said!r} is not the header of a message; is this a debugger's client?"
+                f"{start!r} is not the header of a message; is this a debugger's client?"
             )
         if field[1].lower() == b"content-length":
             if not re.fullmatch(rb"\d{1,10}", field[2]):
-                said = field[2][:60].decode(errors="replace")
-                raise ProtocolError(f"Content-Length is {said!r}, not a number of bytes")
+                value = field[2][:60].decode(errors="replace")
+                raise ProtocolError(f"Content-Length is {value!r}, not a number of bytes")
             length = int(field[2])
     if length is None:
         raise ProtocolError("a header has no Content-Length")

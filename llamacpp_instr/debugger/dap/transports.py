@@ -125,7 +125,7 @@ def _serve_connection(connection: socket.socket, make: MakeAdapter) -> None:
 
 
 def _is_ours(peer: tuple[str, int], own: tuple[str, int]) -> bool:
-    """Whether a connection comes from a process of our user, as Linux's table of sockets tells.
+    """Whether a connection comes from a process of our user, as Linux's table of sockets shows.
     Other systems have no such table, and every connection counts as ours there."""
     table = Path("/proc/net/tcp")
     if not table.exists():

@@ -120,7 +120,7 @@ class Variables:
     get more than `PAGE` of them in groups."""
 
     def __init__(self, change: Change, text: Callable[[int], str]) -> None:
-        """`text` tells the text of a token."""
+        """`text` returns the text of a token."""
         self.paged = False
         self._change, self._text = change, text
         self._stop: Stop | None = None
@@ -147,8 +147,8 @@ class Variables:
         for name, tensors in (("Sources", others), ("Weights", weights)):
             if tensors:
                 scopes.append(self._scope(name, tensors))
-        told = {"purpose": node.purpose, **node.params}
-        scopes.append(self._scope("Op", lambda: [_plain(k, v) for k, v in told.items()]))
+        facts = {"purpose": node.purpose, **node.params}
+        scopes.append(self._scope("Op", lambda: [_plain(k, v) for k, v in facts.items()]))
         scopes.append(self._scope("Tokens", partial(self._tokens, stop.ubatch)))
         return scopes
 
@@ -226,8 +226,8 @@ class Variables:
         if not self._intact(tensor):
             gone = f"{tensor.type}, gone: a later op uses its memory"
             return _plain(tensor.name, gone, tensor.type)
-        told = _plain(tensor.name, tensor.type, tensor.type) | self._into(whole(tensor))
-        return told | _evaluated(self._name(tensor), ())
+        variable = _plain(tensor.name, tensor.type, tensor.type) | self._into(whole(tensor))
+        return variable | _evaluated(self._name(tensor), ())
 
     def _name(self, tensor: Tensor) -> str:
         """What `named` knows the tensor by; empty if its name is that of another one, too."""
@@ -279,10 +279,10 @@ class Variables:
         name = f"[{index[-1]}]" if index else tensor.name
         first = ", ".join(str(value) for value in values.reshape(-1)[:_SHOWN])
         more = ", …" if values.size > _SHOWN else ""
-        told = _plain(name, f"{first}{more}", tensor.type_at(index))
+        variable = _plain(name, f"{first}{more}", tensor.type_at(index))
         if np.ndim(values):
-            told |= self._into(Part(tensor, index, 0, values.shape[0]))
-        return told | _evaluated(known_as, index)
+            variable |= self._into(Part(tensor, index, 0, values.shape[0]))
+        return variable | _evaluated(known_as, index)
 
     def _into(self, part: Part) -> Json:
         """The reference to a part, and how much is in it."""
@@ -341,8 +341,8 @@ def _evaluated(name: str, index: tuple[int, ...]) -> Json:
 
 
 def _plain(name: str, value: object, type_: str = "") -> Json:
-    told = {"name": name, "value": str(value), "type": type_ or type(value).__name__}
-    return {**told, "variablesReference": 0}
+    variable = {"name": name, "value": str(value), "type": type_ or type(value).__name__}
+    return {**variable, "variablesReference": 0}
 
 
 def picture(wanted: TensorArguments, values: Array) -> dict[str, Any]:

@@ -70,9 +70,9 @@ class Looks:
         for number, address in dict(self._writes.values()).items():
             cells = read(address).reshape(-1)
             if len(cells) == ubatch.n_tokens:
-                held = self._caches.setdefault(number, {})
-                told = zip(cells, ubatch.positions, ubatch.tokens, strict=True)
-                held.update((int(cell), (int(at), int(token))) for cell, at, token in told)
+                cache = self._caches.setdefault(number, {})
+                entries = zip(cells, ubatch.positions, ubatch.tokens, strict=True)
+                cache.update((int(cell), (int(at), int(token))) for cell, at, token in entries)
         return ()
 
     def passed(self, stop: Stop) -> None:
@@ -87,7 +87,7 @@ class Looks:
         known = ubatch.tokens if ubatch.tokens is not None else ()
         at = ubatch.positions if ubatch.positions is not None else range(len(known))
         tokens = [(i, int(p), int(t)) for i, (p, t) in enumerate(zip(at, known, strict=True))]
-        cells = [(cell, *held) for cell, held in sorted(self._caches.get(0, {}).items())]
+        cells = [(cell, *entry) for cell, entry in sorted(self._caches.get(0, {}).items())]
         return {
             "tokens": [[*row, self._text(row[-1])] for row in tokens[-MOST_TOKENS:]],
             "cells": [[*row, self._text(row[-1])] for row in cells[-MOST_TOKENS:]],
@@ -124,14 +124,14 @@ class Looks:
         """The texts of the rows' tokens and of the cells, null where they are not known."""
         text, tokens = self._text, stop.ubatch.tokens
         number, _ = self._writes.get(seen.layer, (-1, 0))
-        held = self._caches.get(number, {})
+        cache = self._caches.get(number, {})
         rows = seen.weights.shape[1]
         known = tokens is not None and len(tokens) == rows
         return {
             "rows": [text(int(t)) for t in tokens]
             if known and tokens is not None
             else [None] * rows,
-            "cells": [text(held[cell][1]) if cell in held else None for cell in range(used)],
+            "cells": [text(cache[cell][1]) if cell in cache else None for cell in range(used)],
         }
 
     def _next(self, stop: Stop, _arguments: Any) -> Json:

@@ -1,7 +1,7 @@
 """One debugged run for any number of browsers: an answer goes to who asked, an event to all.
 
-Invariant: a browser that comes, or comes back, first gets `instr/state`, which is what the events
-so far have said; so a page that is loaded again shows the same stop.
+Invariant: a browser that comes, or comes back, first gets `instr/state`, which sums up the
+events so far; so a page that is loaded again shows the same stop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SharedRun:
         """why it failed, empty if it did not"""
         self.on_quit: Callable[[], None] = lambda: None
         """called when a browser ends the session, before the run is ended"""
-        self._begun = threading.Event()
+        self._started = threading.Event()
         self._requests = threading.Lock()  # held by who is answered
         self._asking: Send | None = None
         self._latest: Json | None = None
@@ -72,7 +72,7 @@ class SharedRun:
         self._ask("setFunctionBreakpoints", {"breakpoints": wanted})
         self._ask("configurationDone", {})
         if wait:
-            self._begun.wait()
+            self._started.wait()
         if self.problem:
             raise UsageError(self.problem)
 
@@ -156,7 +156,7 @@ class SharedRun:
             self._text = (self._text + body["output"])[-TEXT_KEPT:]
         elif event == "output":
             self.lines.append(body["output"].rstrip("\n"))
-            if body["category"] == "stderr" and not self._begun.is_set():
+            if body["category"] == "stderr" and not self._started.is_set():
                 self.problem = body["output"].strip().removeprefix("Error: ")
         elif event == "stopped":
             self._stopped = body
@@ -165,7 +165,7 @@ class SharedRun:
         elif event == "exited":
             self._over, self._stopped, self.exit_code = True, None, body["exitCode"]
         if event in ("loadedSource", "exited"):
-            self._begun.set()
+            self._started.set()
 
     def _note(self, command: str, arguments: Any, browser: Send | None) -> None:
         """Keep what a request has done, and tell it to the other browsers."""

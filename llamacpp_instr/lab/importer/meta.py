@@ -178,8 +178,8 @@ class MetaModel:
     def _number(self, key: str, default: int | None = None) -> int:
         found = self.params.get(key, default)
         if not isinstance(found, int) or found < 1:
-            said = "lacks" if found is None else "has a wrong"
-            raise UsageError(f"{self.folder / 'params.json'} {said} {key}")
+            problem = "lacks" if found is None else "has a wrong"
+            raise UsageError(f"{self.folder / 'params.json'} {problem} {key}")
         return found
 
     def _check(self) -> None:

@@ -1,6 +1,6 @@
 """Recognizes a folder with a model that can be imported, and checks its files.
 
-Invariant: a check that fails raises one line that tells what is wrong, where, and what to do. No
+Invariant: a check that fails raises one line that says what is wrong, where, and what to do. No
 check needs PyTorch, and none reads weights.
 """
 
@@ -43,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """A folder whose files are complete, as far as their names and headers tell."""
+    """A folder whose files are complete, as far as their names and headers show."""
 
     path: Path
     kind: Kind
@@ -252,8 +252,9 @@ def _base_of(path: Path, base: Path | None) -> Path:
     named = read_json(path / "adapter_config.json").get("base_model_name_or_path")
     if base is None:
         if not isinstance(named, str) or not Path(named).is_dir():
-            said = f"its base model is {named}" if named else "it does not name its base model"
-            raise UsageError(f"{path}: {said}; name the folder with its config.json: --base FOLDER")
+            reason = f"its base model is {named}" if named else "it does not name its base model"
+            cure = "name the folder with its config.json: --base FOLDER"
+            raise UsageError(f"{path}: {reason}; {cure}")
         base = Path(named)
     if not (base / "config.json").is_file():
         raise UsageError(f"{base} has no config.json, which the adapter's base model must have")

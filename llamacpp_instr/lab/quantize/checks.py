@@ -1,7 +1,7 @@
 """Checks before and after a quantization: for what llama.cpp's quantizer would refuse, abort on, or
 silently get wrong.
 
-Invariant: every failed check raises one line that tells what was wrong, where, and what to do.
+Invariant: every failed check raises one line that says what was wrong, where, and what to do.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ class GgmlDequantizer(Dequantizer):
         super().__init__()
         for type_ in TYPES.values():
             traits = lib.ggml_get_type_traits(type_.number).contents
-            said = (traits.type_name.decode().upper(), traits.blck_size, traits.type_size)
-            if said != (type_.name, type_.block, type_.block_bytes):
+            reported = (traits.type_name.decode().upper(), traits.blck_size, traits.type_size)
+            if reported != (type_.name, type_.block, type_.block_bytes):
                 raise NativeError(
                     f"the installed library stores {type_} differently from what this package "
                     "expects; run `instr build`"

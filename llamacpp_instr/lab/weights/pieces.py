@@ -42,7 +42,7 @@ def work(
     jobs: Sequence[Job[Part, Whole]], threads: int, on_progress: OnProgress | None = None
 ) -> Iterator[Whole]:
     """What the jobs joined, in order; `threads` pieces are computed at once. `on_progress` gets
-    (bytes read, bytes to read). No new piece is begun after an error or Ctrl-C."""
+    (bytes read, bytes to read). No new piece is started after an error or Ctrl-C."""
     total = sum(job.n_bytes for job in jobs)
     done = 0
     queue: deque[tuple[int, list[Future[Part]], Future[Whole]]] = deque()

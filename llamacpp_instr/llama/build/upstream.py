@@ -85,7 +85,7 @@ def read_upstream(patches: Path) -> Upstream:
 
 
 def pin_line(patches: Path, key: str) -> str:
-    """`PATH:LINE` of a key of the pin, for a message that tells which line to update."""
+    """`PATH:LINE` of a key of the pin, for a message that says which line to update."""
     path = patches / PIN_FILE
     for number, line in enumerate(_read(path).splitlines(), start=1):
         if line.split("=")[0].strip() == key:

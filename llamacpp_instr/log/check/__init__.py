@@ -116,9 +116,9 @@ class _Checker:
             yield end.lines, "was not closed: no session_end"
         if end.state != "closed" or self._end is None:
             return
-        said, seen = self._end[1].bytes, end.bytes_before_last
-        if said != seen:
-            yield end.lines, f"session_end: `bytes` is {said}, {seen} come before this line"
+        stated, seen = self._end[1].bytes, end.bytes_before_last
+        if stated != seen:
+            yield end.lines, f"session_end: `bytes` is {stated}, {seen} come before this line"
         for line, mark in self._refs.open_marks.values():
             yield line, f"mark: mark {mark.mark} (`{mark.name}`) is never ended"
         for step in self._refs.open_steps.values():
@@ -126,8 +126,8 @@ class _Checker:
 
     def _totals(self, event: SessionEnd) -> Iterator[str]:
         for name in sorted({*event.events, *self._counts}):
-            said, seen = event.events.get(name, 0), self._counts[name]
-            if said != seen:
-                yield f"`events` has {said} {name}, the log has {seen}"
+            stated, seen = event.events.get(name, 0), self._counts[name]
+            if stated != seen:
+                yield f"`events` has {stated} {name}, the log has {seen}"
         if event.t < self._latest:
             yield f"`t` is {self._latest - event.t} ns before the latest event"

@@ -44,11 +44,11 @@ class Facts:
 
     def _mark(self, event: schema.Mark) -> Iterator[str]:
         if event.phase == "end":
-            begun = self._refs.mark
-            if begun.name != event.name:
-                yield f"mark {event.mark} ends as `{event.name}`, it began as `{begun.name}`"
-            elif event.t < begun.t:
-                yield f"mark {event.mark} ends {begun.t - event.t} ns before it begins"
+            begin = self._refs.mark
+            if begin.name != event.name:
+                yield f"mark {event.mark} ends as `{event.name}`, it began as `{begin.name}`"
+            elif event.t < begin.t:
+                yield f"mark {event.mark} ends {begin.t - event.t} ns before it begins"
 
     def _tensor(self, event: schema.Tensor) -> Iterator[str]:
         n_tensors = self._refs.model.event.n_tensors

@@ -84,8 +84,8 @@ class Measures:
             yield f"begins while step {context.step} of context {event.ctx} is open"
         context.step = event.step
         if event.t < context.step_end:
-            late = context.step_end - event.t
-            yield f"begins {late} ns before the context's previous step ended"
+            overlap = context.step_end - event.t
+            yield f"begins {overlap} ns before the context's previous step ended"
 
     def _step_ended(self, event: schema.StepEnd) -> Iterator[str]:
         known = self._refs.step
@@ -117,8 +117,8 @@ class Measures:
             yield f"`reused` is {event.reused}, graph {event.graph} {before} computed before"
         graph.kept = True
         if event.t < context.compute_end:
-            late = context.compute_end - event.t
-            yield f"begins {late} ns before the context's previous compute ended"
+            overlap = context.compute_end - event.t
+            yield f"begins {overlap} ns before the context's previous compute ended"
         context.compute_end = _end(event)
         self._refs.compute.kept = _Compute()
         if self._refs.step is not None:
@@ -232,11 +232,11 @@ def _layers_against_ops(
     begins, ends = _intervals(ops.t, ops.gap, ops.dur)
     layer_begins, layer_ends = _intervals(layers.t, layers.gap, layers.dur)
     for i, (layer, first, end) in enumerate(runs):
-        said, seen = (layer_begins[i], layer_ends[i]), (begins[first], ends[end - 1])
-        if said != seen:
+        stated, seen = (layer_begins[i], layer_ends[i]), (begins[first], ends[end - 1])
+        if stated != seen:
             yield (
                 f"run {i} (layer {layer}) of the compute's `layers` is"
-                f" {said[0] - ops.t}..{said[1] - ops.t}, its ops are"
+                f" {stated[0] - ops.t}..{stated[1] - ops.t}, its ops are"
                 f" {seen[0] - ops.t}..{seen[1] - ops.t}"
             )
             return

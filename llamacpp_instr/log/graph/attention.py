@@ -10,7 +10,7 @@ of two ways:
   and there are at least 64 tokens.
 
 Invariant: a count that is not a bound equals the multiplications and additions of both products.
-The softmax is left out. Where the log does not tell what the mask lets through, the count is that
+The softmax is left out. Where the log does not record what the mask lets through, the count is that
 of a mask that hides as little as the log allows, and is marked as a bound.
 """
 
@@ -172,13 +172,13 @@ def attention_work(attention: Attention, ubatch: Ubatch | None) -> Work:
 
 def scope(attention: Attention, ubatch: Ubatch) -> tuple[list[Seen], tuple[int, ...]]:
     """The caches that the tokens may see, none if nothing is known, and the windows that the layer
-    may have, 0 for none. One of each if the log tells it."""
+    may have, 0 for none. One of each if the log records it."""
     if attention.mask == "other":
         return [], (0,)
     if attention.mask == "none":
         seen = [Seen(ubatch.n_tokens, ubatch.alone, True, bool(ubatch.alone))]
     else:
-        # layers with a window have a cache of their own; one of another size tells which is theirs
+        # layers with a window have a cache of their own, which its size identifies if it differs
         seen = [of for of in ubatch.caches if of.size == attention.size]
     return seen, _windows(attention, ubatch, seen) if seen else (0,)
 
@@ -225,7 +225,7 @@ def _work(a: Attention, ubatch: Ubatch, seen: Seen, window: int) -> Work:
 
 def hiding(ubatch: Ubatch, seen: Seen, window: int) -> int | None:
     """The window if it hides a position from a token, 0 if none is so far away; None if the log
-    does not tell which it hides."""
+    does not record which it hides."""
     last = max((span.first + span.n for span in seen.spans), default=0)
     # a window to both sides hides what is further away than half of it
     limit = window if ubatch.uniform else window // 2

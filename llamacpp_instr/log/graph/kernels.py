@@ -91,7 +91,7 @@ class Work:
         return np.full(self.n, n_flops), np.full(self.n, n_bytes), np.zeros(self.n, np.bool_)
 
     def total(self, computes: Any) -> KernelWork:
-        """By kernel, summed over the computes that an index selects; `bound` tells whether one of
+        """By kernel, summed over the computes that an index selects; `bound` says whether one of
         them is a bound."""
         n = len(np.arange(self.n)[computes])
         n_flops, n_bytes = self.flops * n, self.bytes * n

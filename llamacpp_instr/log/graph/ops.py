@@ -41,8 +41,8 @@ def blocks_of(
         block = block_of(op[i], name[i], read_names, layer[i])
         if block == "other" and layer[i] >= 0:
             read = [blocks[s] for s in src[i] if 0 <= s < i and layer[s] == layer[i]]
-            told: list[Block] = [b for b in read if b in ("attention", "feed-forward")]
-            block = told[0] if told else blocks[i - 1] if i and layer[i - 1] == layer[i] else block
+            main: list[Block] = [b for b in read if b in ("attention", "feed-forward")]
+            block = main[0] if main else blocks[i - 1] if i and layer[i - 1] == layer[i] else block
             block = "other" if block in ("norm", "kv", "embedding", "output") else block
         elif block == "other" and i < first:
             block = "embedding"
@@ -85,7 +85,7 @@ def block_of(op: str, name: str, weight_names: Sequence[str], layer: int) -> Blo
 
 
 def role_of(op: str, name: str, weight: str | None) -> str:
-    """What a node is in every layer: `ffn_down`, `Qcur`, `cache_k`; empty if no name tells.
+    """What a node is in every layer: `ffn_down`, `Qcur`, `cache_k`; empty if no name shows it.
 
     `name` is the node's, `weight` that of the weight that it reads. The number of the layer is left
     out, so that nodes of all layers with one role are called alike.

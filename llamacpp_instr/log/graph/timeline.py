@@ -98,7 +98,7 @@ class Selection:
         return chosen and self.has_layer(op.layer)
 
 
-_LATE = 16
+_MOST_TRIED = 16
 
 
 class Lanes:
@@ -119,15 +119,15 @@ class Lanes:
     def begin(self, key: int, t: int) -> int:
         """The lane of the span `key` that begins at `t`: the first that was free then, or a new
         one. Only the first few free lanes are tried, so that many late spans take no longer."""
-        late: list[int] = []
+        busy: list[int] = []
         lane = len(self._free_from)
-        while self._free and len(late) < _LATE:
+        while self._free and len(busy) < _MOST_TRIED:
             first = heappop(self._free)
             if self._free_from[first] <= t:
                 lane = first
                 break
-            late.append(first)
-        for other in late:
+            busy.append(first)
+        for other in busy:
             heappush(self._free, other)
         if lane == len(self._free_from):
             self._free_from.append(t)
@@ -228,12 +228,12 @@ def _args(
     graph, nodes = facts.graph, facts.nodes
     first, last = inside[0], inside[-1]
     weight, weight_type = weight_read(graph, inside)
-    said = [
+    descriptions = [
         describe(nodes.op[node], nodes.name[node], _leafs(facts, node), nodes.layer[node])
         for node in inside
     ]
     args: dict[str, Value] = {
-        "what": ", ".join(said),
+        "what": ", ".join(descriptions),
         "tensor": nodes.name[last] or f"node_{last}",
         "op": "+".join(nodes.op[node] for node in inside),
     }

@@ -43,7 +43,7 @@ def measure(on_progress: OnProgress) -> Probe:
     counts = thread_counts()
     sizes = [n for n in SIZES if 4 * n * MIB <= _free_memory()] or [SIZES[0]]
     total = len(counts) * (len(sizes) + len(TYPES_OF_WEIGHTS) * len(TOKENS) + 1)
-    begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     found: list[Bandwidth | Kernel | Barrier] = []
     for part in (bandwidth(ggml, sizes, counts), _kernels(ggml, counts), barriers(ggml, counts)):
         for figure in part:
@@ -54,7 +54,7 @@ def measure(on_progress: OnProgress) -> Probe:
     on_progress(total, total)
     return Probe(
         probe=2,
-        time=begun,
+        time=started,
         cpu=cpu_name(),
         cores=os.cpu_count() or 1,
         load=round(load_average, 2),
@@ -133,7 +133,7 @@ def _free_memory() -> int:
 
 
 def cpu_name() -> str:
-    """As `host.cpu` in a log; empty if the system does not tell."""
+    """As `host.cpu` in a log; empty if the system does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -47,7 +47,7 @@ class ContextSettings:
     embeddings: bool
     kv_unified: bool
     swa_full: bool
-    """whether the cache for sliding windows has the whole context; no event tells"""
+    """whether the cache for sliding windows has the whole context; no event records it"""
     mmap: bool
     """whether the file is mapped, not read"""
 
@@ -175,5 +175,5 @@ def _uses(buffers: Sequence[BufferUse]) -> list[MemoryUse]:
 
 def _in_order(uses: list[MemoryUse]) -> list[MemoryUse]:
     kinds: tuple[Kind, ...] = ("weights", "cache", "compute")
-    held = [use for use in uses if use.n_bytes]
-    return sorted(held, key=lambda use: (kinds.index(use.kind), use.buffer))
+    nonempty = [use for use in uses if use.n_bytes]
+    return sorted(nonempty, key=lambda use: (kinds.index(use.kind), use.buffer))

@@ -6,7 +6,7 @@ corrects:
 
 - A dry run cannot map files. A real load maps the range of each file from the first to the last
   weight that is used in place. The range includes repacked weights, which also have a copy in a
-  buffer of their own. The dry run tells which weights are used in place, and the files where they
+  buffer of their own. The dry run shows which weights are used in place, and the files where they
   are.
 - The compute buffer is that of a prompt's graph. A real context also has room for the graph of a
   single token, which differs in some architectures. So a second context, for one token at a time,

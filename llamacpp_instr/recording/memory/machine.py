@@ -13,7 +13,7 @@ _LIMITS = (
 
 def machine_memory() -> int | None:
     """Bytes of memory and swap, or the container's memory limit if that is less; None if the
-    system does not tell.
+    system does not report it.
 
     A container sees its limit at the root of the cgroup file system:
     https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files

@@ -36,13 +36,13 @@ def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -
     _check_types(model)
     plan = plan_memory(model, options, mmap)
     # a mapped file may be larger than memory, and other devices have their own memory
-    held = [use for use in plan.uses if use.buffer.startswith("CPU") and use.buffer != MAPPED]
-    needed, there = sum(use.n_bytes for use in held), machine_memory()
+    allocated = [use for use in plan.uses if use.buffer.startswith("CPU") and use.buffer != MAPPED]
+    needed, there = sum(use.n_bytes for use in allocated), machine_memory()
     if there is not None and needed > there:
         parts = ", ".join(
             f"{kind} {_gb(n_bytes)}"
             for kind in ("weights", "cache", "compute")
-            if (n_bytes := sum(use.n_bytes for use in held if use.kind == kind))
+            if (n_bytes := sum(use.n_bytes for use in allocated if use.kind == kind))
         )
         raise UsageError(
             f"{model.path} needs {_gb(needed)} of memory ({parts}), this machine has {_gb(there)}; "
@@ -76,7 +76,7 @@ def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) ->
 def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBreakdown:
     """The memory of a context with the settings of a recorded one. Raises like `plan_memory`.
 
-    No event tells whether the cache of a model with sliding windows has the whole context. This
+    No event records whether the cache of a model with sliding windows has the whole context. This
     assumes that it does only if the cache would then be as large as the measured one.
     """
     plan = in_a_child(dry_run_again, model, measured.settings)

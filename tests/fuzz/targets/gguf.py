@@ -10,7 +10,7 @@ from llamacpp_instr.converters.analyses.compare import compute_comparison
 from llamacpp_instr.converters.analyses.compare.candidate import Candidate
 from llamacpp_instr.converters.analyses.inspect import compute_inspection, compute_tensors
 from llamacpp_instr.converters.analyses.memory import compression_reports
-from llamacpp_instr.converters.analyses.memory.report_of_context import Held
+from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory
 from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
 from llamacpp_instr.lab.weights.blocks import (
@@ -71,7 +71,7 @@ def model_report(path: Path) -> None:
     """`instr memory` and `instr compare` of model files."""
     model = load_model_file(path)
     stored = stored_in_file(model)
-    check_reports(compression_reports(stored, [Held(notes=["Nothing was predicted."])]))
+    check_reports(compression_reports(stored, [ContextMemory(notes=["Nothing was predicted."])]))
     candidates = [
         Candidate("a", stored, model),
         Candidate("b", stored_in_file(_sound()), _sound()),

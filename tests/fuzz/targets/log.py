@@ -154,7 +154,7 @@ def fleet(path: Path) -> None:
         with _folder(path) as folder:
             sources = find_sources([str(path)])
             for taken in collect(sources, folder, None, lenient, lambda _done, _total: None):
-                check_terminal(printable(taken.said))
+                check_terminal(printable(taken.message))
             assert {file.name for file in folder.iterdir()} <= {"_format", "_lock", *TABLES}
 
 

@@ -5,7 +5,7 @@ import { $, make } from "./parts.js";
 
 export class Breakpoints {
   #asked = { lines: {}, functions: [], filters: [] };
-  #placed = new Map(); // "reference line" or "function i" → what the adapter said
+  #placed = new Map(); // "reference line" or "function i" → what the adapter answered
 
   // `listing` shows those in lines; `fail(error)` tells what went wrong
   constructor(connection, listing, fail) {

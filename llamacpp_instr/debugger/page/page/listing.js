@@ -76,8 +76,8 @@ export class Listing {
     if (this.#drawn === `${first} ${end}`) return;
     this.#drawn = `${first} ${end}`;
     const shown = this.lines.slice(first, end).map((line) => (line.name === null ? this.#heading(line) : this.#row(line)));
-    const held = document.activeElement;
-    const again = held && this.inner.contains(held) ? `[data-line="${held.closest(".line").dataset.line}"] .${held.className}` : "";
+    const focused = document.activeElement;
+    const again = focused && this.inner.contains(focused) ? `[data-line="${focused.closest(".line").dataset.line}"] .${focused.className}` : "";
     this.inner.replaceChildren(...shown);
     if (again) this.inner.querySelector(again)?.focus({ preventScroll: true });
   }

@@ -41,7 +41,7 @@ export function drawTokens({ tokens, cells }) {
 // A picture for each head, or of the chosen one with the tokens on its sides.
 export function drawAttention(seen, chosen, choose) {
   const of = seen.computed ? "computed from queries and keys, because flash attention does not store it" : "the soft-max node's own values";
-  $("attention-told").textContent = `Layer ${seen.layer}: ${of}.`;
+  $("attention-caption").textContent = `Layer ${seen.layer}: ${of}.`;
   const heads = seen.maps.map((map) => {
     const canvas = make("canvas");
     const box = make("button", { type: "button", class: "head", "aria-pressed": String(map.head === chosen),
@@ -71,7 +71,7 @@ export function drawHead(seen) {
     if (value === undefined) return;
     const [row, cell] = [map.rowEdges[y], map.columnEdges[x]];
     const named = (text) => (text === null ? "" : ` ${JSON.stringify(text)}`);
-    $("head-told").textContent = `token ${row}${named(seen.rows[row])} gives ${percent(value)} to cell ${cell}${named(seen.cells[cell])}`;
+    $("head-caption").textContent = `token ${row}${named(seen.rows[row])} gives ${percent(value)} to cell ${cell}${named(seen.cells[cell])}`;
   };
   // the rows as numbers, for those who cannot see the picture, and for who wants to copy them
   $("head-values").replaceChildren(...map.values.slice(-1).flatMap((row) => row.map((value, x) => [value, x]))
@@ -93,7 +93,7 @@ function draw(canvas, values, width, height) {
 }
 
 export function drawComparison({ firstDifference, steps }) {
-  $("comparison-told").textContent = firstDifference === null
+  $("comparison-caption").textContent = firstDifference === null
     ? "The text did not change."
     : `Token ${firstDifference + 1} is the first that differs.`;
   const text = (value) => (value === null ? "" : visible(value));

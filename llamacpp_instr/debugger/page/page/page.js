@@ -33,7 +33,7 @@ const EVENTS = {
   stopped: (body) => atStop(body),
   continued: () => running(),
   breakpoint: (body) => breakpoints.changed(body.breakpoint),
-  output: said,
+  output: printed,
   exited: ({ exitCode }) => ended(exitCode),
 };
 
@@ -47,30 +47,30 @@ function onLost(isOver) {
     isOver ? "The log is whole; this page can be closed." : "Does instr debug still run? Trying again …");
 }
 
-function restored(told) {
+function restored(snapshot) {
   sources.clear();
   seenLens = "";
   $("generated").textContent = "";
   $("messages").replaceChildren();
-  said({ category: "stdout", output: told.text });
-  for (const line of told.lines) said({ category: "console", output: line });
-  drawChanges(told.changes);
-  if (told.comparison) compared(told.comparison);
-  if (told.weights) offerWeights(fail);
-  breakpoints.restore(told.breakpoints, true);
-  if (told.over) ended(told.exitCode);
-  else if (told.stopped) atStop(told.stopped);
+  printed({ category: "stdout", output: snapshot.text });
+  for (const line of snapshot.lines) printed({ category: "console", output: line });
+  drawChanges(snapshot.changes);
+  if (snapshot.comparison) compared(snapshot.comparison);
+  if (snapshot.weights) offerWeights(fail);
+  breakpoints.restore(snapshot.breakpoints, true);
+  if (snapshot.over) ended(snapshot.exitCode);
+  else if (snapshot.stopped) atStop(snapshot.stopped);
   else running();
 }
 
-function said({ category, output }) {
+function printed({ category, output }) {
   if (category === "stdout") {
     $("generated").textContent += output;
     $("generated-line").hidden = !$("generated").textContent;
     return;
   }
   if (!output.trim()) return;
-  $("said").hidden = false;
+  $("output").hidden = false;
   $("messages").append(make("li", { text: output.trimEnd() }));
 }
 
@@ -180,8 +180,8 @@ async function describe(is) {
 }
 
 async function tokens(is) {
-  const told = await connection.request("instr/tokens");
-  if (is()) drawTokens(told);
+  const seen = await connection.request("instr/tokens");
+  if (is()) drawTokens(seen);
 }
 
 async function next(is) {
@@ -192,7 +192,7 @@ async function next(is) {
   if (!is()) return;
   drawNext(best);
   $("to-logits").hidden = best.length > 0;
-  $("next-told").textContent = best.length
+  $("next-caption").textContent = best.length
     ? "The most probable tokens, by the scores that the model has just computed."
     : "Its probabilities are computed at the end of a decode. The logit lens below shows the guess so far.";
 }
@@ -241,7 +241,7 @@ async function attention(is) {
     if (!is()) return;
     $("heads").replaceChildren();
     $("head-box").hidden = true;
-    $("attention-told").textContent = "How much each token (row) looks at each earlier one (column), in each head of a layer.";
+    $("attention-caption").textContent = "How much each token (row) looks at each earlier one (column), in each head of a layer.";
     $("attention-problem").textContent = here.layer < 0 ? "" : `Not now: ${error.message}.`;
   }
 }

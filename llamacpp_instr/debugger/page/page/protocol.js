@@ -37,9 +37,9 @@ export class Connection {
     address.protocol = "ws:";
     this.#socket = new WebSocket(address);
     this.#socket.onmessage = (message) => {
-      const told = JSON.parse(message.data);
-      if (told.type === "event") this.onEvent(told.event, told.body || {});
-      else this.#answered(told);
+      const received = JSON.parse(message.data);
+      if (received.type === "event") this.onEvent(received.event, received.body || {});
+      else this.#answered(received);
     };
     this.#socket.onclose = () => {
       for (const { reject } of this.#waiting.values()) reject(new Error("the connection was lost"));

@@ -3,7 +3,7 @@
 import { $, make } from "./parts.js";
 
 const BASE = "weights/";
-let begun = false;
+let started = false;
 
 function loaded(element) {
   return new Promise((done, failed) => {
@@ -13,7 +13,7 @@ function loaded(element) {
 }
 
 async function begin() {
-  begun = true;
+  started = true;
   await Promise.all([
     loaded(make("script", { src: "uplot.js" })),
     loaded(make("link", { rel: "stylesheet", href: "uplot.css" })),
@@ -24,7 +24,7 @@ async function begin() {
   await mount($("weights"), BASE);
 }
 
-// `fail` is told why the weights cannot be shown.
+// `fail` is called with the reason if the weights cannot be shown.
 export function offerWeights(fail) {
   $("tabs").hidden = false;
   const show = (weights) => {
@@ -32,7 +32,7 @@ export function offerWeights(fail) {
     $("weights").hidden = !weights;
     $("tab-run").setAttribute("aria-pressed", !weights);
     $("tab-weights").setAttribute("aria-pressed", weights);
-    if (weights && !begun) begin().catch((error) => { begun = false; fail(error); });
+    if (weights && !started) begin().catch((error) => { started = false; fail(error); });
   };
   $("tab-run").onclick = () => show(false);
   $("tab-weights").onclick = () => show(true);

@@ -40,7 +40,7 @@ export class TensorView {
     this.onShown = onShown;
     this.canvas = $("heat");
     this.canvas.addEventListener("mousemove", (event) => this.#hover(event));
-    this.canvas.addEventListener("mouseleave", () => { $("heat-told").textContent = ""; });
+    this.canvas.addEventListener("mouseleave", () => { $("heat-caption").textContent = ""; });
     this.canvas.addEventListener("click", (event) => this.#zoomAt(this.#cell(event)));
     $("slice-form").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -185,8 +185,8 @@ export class TensorView {
     const last = this.#names(rowEdges[y + 1] - 1, columnEdges[x + 1] - 1);
     const where = first.map((from, i) => (from === last[i] ? from : `${from}…${last[i]}`)).join(", ");
     const many = first.some((from, i) => from !== last[i]);
-    const told = value === null ? "NaN or infinite" : number(value);
-    $("heat-told").textContent = many ? `[${where}]: furthest from zero is ${told}` : `[${where}] = ${told}`;
+    const shown = value === null ? "NaN or infinite" : number(value);
+    $("heat-caption").textContent = many ? `[${where}]: furthest from zero is ${shown}` : `[${where}] = ${shown}`;
   }
 
   // A window around a cell, a quarter as wide and tall; other dimensions become numbers.

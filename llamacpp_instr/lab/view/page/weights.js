@@ -162,8 +162,8 @@ class Part {
       button.style.background = back;
       button.style.color = ink;
       const measured = this.figures.has(number) ? `no ${text}` : "not measured yet";
-      const told = tensor.trouble || (value === null ? measured : `${text} ${short(value)}`);
-      button.title = `${tensor.name}: ${tensor.type}, ${tensor.ne.join(" x ")}, ${told}`;
+      const state = tensor.trouble || (value === null ? measured : `${text} ${short(value)}`);
+      button.title = `${tensor.name}: ${tensor.type}, ${tensor.ne.join(" x ")}, ${state}`;
       button.setAttribute("aria-label", button.title);
       button.setAttribute("aria-pressed", number === this.shown);
     });
