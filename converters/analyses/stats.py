@@ -236,12 +236,15 @@ def _cells(piece: _Piece, of: Matrix) -> Matrix:
 
 def _median_kernel_rate(pieces: Sequence[_Piece], which: Literal[0, 1]) -> float | None:
     """The median of FLOPs (0) or bytes (1) per second of the kernels that have any."""
-    rates = []
+    rates = np.empty(sum(len(of.rows) * len(of.kernels) for of in pieces))
+    n = 0
     for of in pieces:
         for kernel in of.kernels.tolist():
             amounts, dur = of.work.of_kernel(kernel)[which][of.rows], of.ops.dur[of.rows, kernel]
-            rates.append(_rates(amounts, dur))
-    return _median(np.concatenate(rates))
+            found = _rates(amounts, dur)
+            rates[n : n + len(found)] = found
+            n += len(found)
+    return _median(rates[:n])
 
 
 def _waited(account: Account, pieces: Sequence[_Piece]) -> int | None:

@@ -1,6 +1,6 @@
 """The kernels of a graph with their times, and what each reads and moves: what tasks are made from.
 
-Invariant: the times are measured, or predicted by whoever made the TimedGraph; nothing here
+Invariant: the times are measured, or predicted by the caller that made the TimedGraph; nothing here
 changes them. Columns are as long as the plan.
 """
 

@@ -129,7 +129,7 @@ def begins_as_model(path: str | Path) -> bool:
 
 
 def _status(name: str | Path) -> os.stat_result | None:
-    """The status of a file; None if it does not exist, which whoever opens it reports."""
+    """The status of a file; None if it does not exist, which the code that opens it reports."""
     try:
         return os.fstat(0) if str(name) == "-" else Path(name).stat()
     except (OSError, ValueError):

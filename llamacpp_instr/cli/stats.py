@@ -61,8 +61,9 @@ def stats(
     are left out.
 
     A role is what an op does in its layer: the weight that it reads (ffn_down), or words. A mark is
-    the innermost mark of the application that was open on the thread when a step began. By phase,
-    context and mark count steps, but with other keys or filters of kernels the kernels in them.
+    the innermost mark of the application that was open on the thread when a step began. A row
+    by phase, context or mark counts steps; with another key or a filter of kernels, it counts
+    kernels.
 
     At the level verbose, also how long each thread waited. LOG is a file, plain or compressed
     (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are

@@ -54,7 +54,7 @@ class Terminal(cmd.Cmd):
                 self.cmdloop()
         except KeyboardInterrupt:
             self._go = Go.QUIT
-            os.kill(os.getpid(), signal.SIGINT)  # for whoever runs the model
+            os.kill(os.getpid(), signal.SIGINT)  # for the code that runs the model
         finally:
             self._stop = None
         return self._go

@@ -17,7 +17,9 @@ TEXTS = sorted(
     for path in ROOT.glob(pattern)
 )  # fmt: skip
 IDIOMS = (
-    r"somebody wait(s|ed)",
+    r"what somebody",
+    r"\b[Bb]y phase, context and mark count",
+    r"\bwhoever\b",
     r"\bof which\b",
     r"\bbetter \w+ it again",
     r"\bthat one is \w+ into",
@@ -25,7 +27,8 @@ IDIOMS = (
     r"\bOf a [A-Z]{3,}",
     r"\bWhole are\b",
 )
-"""each with what a native writer would say: speed and latency; whose; record it again; a remote
+"""each with what a native writer would say: speed and latency; a row by phase counts; the caller
+that; whose; record it again; a remote
 machine; contains; for a MODEL; not divided"""
 
 

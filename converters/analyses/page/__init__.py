@@ -1,4 +1,4 @@
-"""One page about a session: what somebody asks first is at the top.
+"""One page about a session: what people ask first is at the top.
 
 Invariant: figures that other commands show too come from the same functions. The size of the page
 does not grow with the length of the session: charts are binned, lists have their first rows.
