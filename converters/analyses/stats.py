@@ -209,24 +209,18 @@ def _pieces(
 def _by_kernel(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
     """A sample for each kernel that ran."""
     for key, pieces in _pieces(account, by, filters):
-        works = [of.work.total(of.rows) for of in pieces]
-        yield (
-            key,
-            _Samples(
-                np.concatenate([_cells(of, of.ops.dur) for of in pieces]),
-                sum(
-                    int(work.flops[of.kernels].sum())
-                    for work, of in zip(works, pieces, strict=True)
-                ),
-                sum(
-                    int(work.bytes[of.kernels].sum())
-                    for work, of in zip(works, pieces, strict=True)
-                ),
-                any(work.bound[of.kernels].any() for work, of in zip(works, pieces, strict=True)),
-                (_median_kernel_rate(pieces, 0), _median_kernel_rate(pieces, 1)),
-                _waited(account, pieces),
-            ),
-        )
+        n_flops, n_bytes, bounds = zip(*map(_work, pieces), strict=True)
+        dur = np.concatenate([_cells(of, of.ops.dur) for of in pieces])
+        rates = _median_kernel_rate(pieces, 0), _median_kernel_rate(pieces, 1)
+        waited = _waited(account, pieces)
+        yield key, _Samples(dur, sum(n_flops), sum(n_bytes), any(bounds), rates, waited)
+
+
+def _work(piece: _Piece) -> tuple[int, int, bool]:
+    """FLOPs and bytes of all its kernels, and whether they are upper bounds."""
+    total, kernels = piece.work.total(piece.rows), piece.kernels
+    bound = bool(total.bound[kernels].any())
+    return int(total.flops[kernels].sum()), int(total.bytes[kernels].sum()), bound
 
 
 def _cells(piece: _Piece, of: Matrix) -> Matrix:
