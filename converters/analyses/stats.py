@@ -362,7 +362,7 @@ def _median(rates: NDArray[np.float64]) -> float | None:
 
 
 def _rank(key: By, value: Cell) -> int:
-    """Where a row with this value stands; 0 for keys whose slowest rows come first."""
+    """The place of a row with this value; 0 for keys whose slowest rows come first."""
     if key == "phase":
         return PHASES.index(str(value))
     return int(value or 0) if key in IN_ORDER else 0
