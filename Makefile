@@ -2,6 +2,7 @@
 # make view         open that session in Perfetto's UI, without the network
 # make test         run the test suite in the same environment
 # make lint         run ruff and mypy
+# make docs         build the pages of docs/ as a site in out/site; a dead link is an error
 #
 # make lint-native  check the recorder's C and C++ with llama.cpp's own warnings and with clang-tidy (installs it)
 # make audit        look for known vulnerabilities of installed packages; exits with status 1 if no index answers
@@ -22,7 +23,7 @@
 # make test-oldest  run the suite with the oldest versions that pyproject.toml allows; TESTS selects files
 # make release      write sdist and wheel to dist and try them in an empty environment; NATIVE=1 adds the library
 # make pictures     take docs/images of `instr view`, `page`, `weights`, `debug` and of Netron in Chromium
-# make quantization measure the demo model in seven file types, and write docs/quantization.md
+# make quantization measure the demo model in seven file types, and write docs/how-to/choose-a-quantization.md
 # make bench        measure the cost of recording and converting, as ratios (half an hour; leave the machine alone)
 #
 # PYTHON is the interpreter for the environment .venv.
@@ -50,7 +51,7 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-oldest test-peers test-docs lint lint-native audit native sanitize image image-test docker-test
+.PHONY: demo view test test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test docker-test
 .PHONY: load mutate mutate-native fuzz release pictures quantization bench ui-kit clean
 
 demo: native
@@ -77,6 +78,10 @@ test: native $(TEST_INSTALLED) $(UI_KIT)
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(TEST_INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo out/site/index.html
 
 lint-native: $(TEST_INSTALLED)
 	$(BIN)/python -m pip install --quiet "clang-tidy~=23.1"

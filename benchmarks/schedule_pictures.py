@@ -1,4 +1,4 @@
-"""Makes the three pictures of docs/schedule.md: one block of Llama-3.2-1B's shape on 4 engines.
+"""Makes the pictures of docs/how-to/schedule-what-if.md: a block of Llama-3.2-1B on 4 engines.
 
     python -m benchmarks.schedule_pictures [--type Q8_0] [--runs 61]
 

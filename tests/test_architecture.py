@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md, and which of them may import which."""
+"""The rooms of docs/explanation/architecture.md, and which of them may import which."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_every_folder_is_a_room() -> None:
     assert {room(name) for name in MODULES} == {"", "cli", *BELOW}
 
 
-PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_the_same_table() -> None:

@@ -1,4 +1,4 @@
-"""Renders docs/cli.md from the click commands.
+"""Renders docs/reference/commands.md from the click commands.
 
 Invariant: this module has no text about a command; the words are those of `instr COMMAND --help`.
 """
@@ -27,9 +27,9 @@ commands exit with status 0; `instr run` stops and exits with status 1.
 _VOCABULARY = """\
 ## Options that several commands have
 
-An option means the same in each. A range is `A-B`, both included, or `A`, `A-` and `-B`. A size is
-`500MB`. `--reference` names the model that another one is compared with, and `--machine` a file of
-`instr probe`. Former names still work in this version.
+An option means the same in each. A range is `A-B`, both included, or `A`, `A-` and `-B`. A size is `500MB`.
+`--reference` names the model that another one is compared with, and `--machine` a file of `instr
+probe`. Former names still work in this version.
 """
 
 

@@ -1,4 +1,4 @@
-"""Generates the C++ writer's header, docs/log-format.md, docs/log.schema.json and docs/cli.md.
+"""Generates the C++ writer's header, and those pages of docs/reference that the code defines.
 
 Invariant: event names, keys and meanings are defined only in `llamacpp_instr/log/schema.py`, and
 the words of a command only in the command. The generated files depend on these and on the log with
@@ -17,14 +17,16 @@ from pathlib import Path
 import msgspec
 
 from llamacpp_instr.log import schema
-from tools import cli_page, log_format
+from tools import cli_page, log_format, reference_pages
 from tools.schema_model import all_structs
 
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = "patches/src/src/llama-instrumentation-schema.h"
-PAGE = "docs/log-format.md"
-CLI_PAGE = "docs/cli.md"
-LOG_SCHEMA = "docs/log.schema.json"
+PAGE = "docs/reference/log-format.md"
+CLI_PAGE = "docs/reference/commands.md"
+LOG_SCHEMA = "docs/reference/log.schema.json"
+TABLES = "docs/reference/tables.md"
+EXTRAS = "docs/reference/extras.md"
 EXAMPLES = ROOT / "tests/fixtures/every-event.log"
 
 
@@ -35,6 +37,8 @@ def generate() -> dict[str, str]:
         PAGE: log_format.render_page(EXAMPLES),
         CLI_PAGE: cli_page.render_page(),
         LOG_SCHEMA: render_json_schema(),
+        TABLES: reference_pages.render_tables(EXAMPLES),
+        EXTRAS: reference_pages.render_extras(),
     }
 
 

@@ -1,4 +1,4 @@
-"""Renders docs/log-format.md from the schema, with an example line of every event.
+"""Renders docs/reference/log-format.md from the schema, with an example line of every event.
 
 Invariant: every text about an event comes from `schema.py`.
 """

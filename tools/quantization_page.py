@@ -1,4 +1,4 @@
-"""Writes docs/quantization.md and its picture: `make quantization`.
+"""Writes docs/how-to/choose-a-quantization.md and its picture: `make quantization`.
 
 It calls the functions behind `instr quantize`, `quality` and `compare` on the demo model. The
 speeds are those of this machine.
@@ -29,7 +29,7 @@ from llamacpp_instr.run.by_type import run_trials
 from llamacpp_instr.run.session import RunOptions
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "quantization.md"
+PAGE = ROOT / "docs" / "how-to" / "choose-a-quantization.md"
 PICTURE = ROOT / "docs" / "images" / "quantization.png"
 
 FILE_TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "IQ4_XS", "Q3_K_M", "Q2_K")
@@ -146,7 +146,7 @@ The demo model ships in F16. This table compares seven quantized file types with
 
 {rows}
 
-![KL divergence of each file type over its size](images/quantization.png)
+![KL divergence of each file type over its size](../images/quantization.png)
 
 - **file, bits/weight**: `instr quantize demo --types {",".join(FILE_TYPES)}` writes the files, and
   `instr inspect FILE` shows how many bits each tensor has.

@@ -22,7 +22,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Clock:
-    """From the begin of the first step that counts to the end of the last, or of its sampling."""
+    """From the start of the first step that counts to the end of the last, or of its sampling."""
 
     total: int
     steps: int
@@ -34,7 +34,7 @@ class Clock:
     n_tokens: int
     """sampled, or those of decodes if the application samples by itself"""
     gaps: Int64
-    """between the end of a step and the begin of the next, where no other step runs"""
+    """between the end of a step and the start of the next, where no other step runs"""
 
     @property
     def rate(self) -> float | None:

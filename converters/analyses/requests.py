@@ -1,6 +1,6 @@
 """The requests of a session: how long each took, and why.
 
-Invariant: times are from the arrival of a request, or from the begin of its first step if the log
+Invariant: times are from the arrival of a request, or from the start of its first step if the log
 does not know the arrival. A request's parts (queue, its own steps, steps of others, the rest) add
 up to its total.
 """
@@ -103,7 +103,7 @@ def _latencies(requests: Sequence[Request]) -> Report:
     if unknown := sum(request.arrival < 0 for request in requests):
         notes.append(
             f"The arrival of {unknown:,} is not in the log: their times count from their first"
-            " step. docs/requests.md describes how an application marks its requests."
+            " step. docs/reference/requests.md describes how an application marks its requests."
         )
     columns = [
         Column("Time"),

@@ -20,7 +20,7 @@ def id_of(start: object, name: str) -> str:
 
 
 def host_of(start: SessionStart) -> str:
-    """What a machine is called if nobody named it, such as AMD-EPYC-2-cores-24-GiB: logs have no
+    """The name of a machine without one, such as AMD-EPYC-2-cores-24-GiB: logs have no
     host names."""
     host = start.host
     words = f"{host.cpu or 'unknown'} {host.cores} cores {host.memory / 2**30:.0f} GiB"

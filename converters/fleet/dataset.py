@@ -229,8 +229,8 @@ def only_decider(dataset: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_writer(dataset: Path) -> Iterator[None]:
-    """Nobody else collects into the data set meanwhile. Removes what a killed process left. Raises
-    UsageError if somebody does."""
+    """No other process collects into the data set meanwhile. Removes what a killed process left.
+    Raises UsageError if one does."""
     import fcntl
 
     with (dataset / "_lock").open("w") as file:

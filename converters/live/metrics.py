@@ -42,7 +42,7 @@ class _Figures(Collector):
             state.lanes.count(lane)
         yield _histogram(
             "gen_ai_server_time_to_first_token_seconds",
-            "Of each request that has ended: from its arrival, or the begin of its first step, to"
+            "Of each request that has ended: from its arrival, or the start of its first step, to"
             " its first token.",
             state.lanes.to_first,
         )

@@ -55,7 +55,7 @@ class Cause(NamedTuple):
 
 def critical_path(made: Schedule) -> list[Part]:
     """The parts of the critical path, in time; empty without tasks. If several tasks end last, or
-    a begin has several causes, one of them is followed: a source rather than an engine."""
+    a start has several causes, one of them is followed: a source rather than an engine."""
     if not len(made.tasks):
         return []
     look = Causes(made)

@@ -1,4 +1,4 @@
-"""A graph of tasks that somebody wrote by hand: a TOML file with a [[task]] for each.
+"""A graph of tasks that was written by hand: a TOML file with a [[task]] for each.
 
 Invariant: what is returned is in an order in which each task comes after its sources, and otherwise
 in the file's order, which is the program's.

@@ -7,7 +7,7 @@ Invariant: what makes a schedule valid is stated here, and only here:
   the hand-over later.
 - With transfers, a task that has a load and runs on an engine with local memory is fed: a DMA
   engine brings the load into one of the engine's two buffers of half the local memory. The buffer
-  is occupied from the begin of the transfer to the end of the task. The task begins when the
+  is occupied from the start of the transfer to the end of the task. The task begins when the
   transfer has ended. So the next load is brought while a task runs (double buffering).
 - A load that is larger than a buffer streams through it: the task and its transfer begin together,
   and the task takes at least as long as the transfer.
@@ -32,7 +32,7 @@ MAX_NS = 1 << 50
 
 @dataclass(frozen=True)
 class Schedule:
-    """Columns have a value for each task; times are ns from the begin of the schedule."""
+    """Columns have a value for each task; times are ns from the start of the schedule."""
 
     tasks: Tasks
     engines: Engines

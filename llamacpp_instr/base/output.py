@@ -294,5 +294,5 @@ def _named_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
             name = Path(os.fsdecode(error.filename))
             ours = {path.resolve(), inside} & {name.resolve(), *name.resolve().parents}
             if not ours:
-                raise  # about a file of somebody else
+                raise  # about a file of another user
         raise InstrError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -159,7 +159,7 @@ def debug_program(program: Sequence[str], terminal: Terminal, log: Path, force: 
 
 
 def debug_model_on_page(arguments: Json, breakpoints: Sequence[str], serving: Serving) -> None:
-    """Run a model by a launch configuration, and serve its page until somebody quits there, or
+    """Run a model by a launch configuration, and serve its page until the user quits there, or
     Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
 
     def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
@@ -188,7 +188,7 @@ def debug_program_on_page(
     command: Sequence[str], log: Path, force: bool, breakpoints: Sequence[str], serving: Serving
 ) -> None:
     """Run a Python program in this thread, and serve its page in another, until the program has
-    ended and somebody quits, or Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
+    ended and the user quits, or Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
     check_program(command)
     check_log_path(log, force, "--force")
     program = _InThisThread(stop_on_entry=not breakpoints)

@@ -41,7 +41,8 @@ def live(log: str, serving: Serving, tui: bool) -> None:
 
 def show(log: str, serving: Serving) -> None:
     """Serve the page of a log until Ctrl-C or SIGTERM. Raises UsageError if a part is not installed
-    or the port is taken, LogError for a file that is not a log, NotWritten if nobody writes it."""
+    or the port is taken, LogError for a file that is not a log, NotWritten if no process
+    writes it."""
     import signal
 
     need("live")
@@ -73,7 +74,7 @@ def show(log: str, serving: Serving) -> None:
 
 
 def show_in_terminal(log: str) -> None:
-    """Draw a log until somebody quits. Raises UsageError without Textual or a terminal, and what
+    """Draw a log until the user quits. Raises UsageError without Textual or a terminal, and what
     `show` raises for the log."""
     import os
     import sys

@@ -1,4 +1,4 @@
-"""`instr predict MODEL`: the time of a prefill and a decode that nobody ran."""
+"""`instr predict MODEL`: the time of a prefill and a decode, without running them."""
 
 from __future__ import annotations
 

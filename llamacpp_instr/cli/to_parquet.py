@@ -25,7 +25,7 @@ def to_parquet(logs: Logs, output: str, as_csv: bool, force: bool) -> None:
     Writes one file for each table: sessions, steps, requests, layers, ops, nodes, tensors, tokens,
     kv, memory, marks, machine, computes, messages, notes, tensor_stats. Times are ns, sizes bytes;
     the fields of Parquet have their unit as metadata. The id in sessions is that of `instr
-    collect`, and its wall is the time of day at its begin, so logs can be joined.
+    collect`, and its wall is the time of day at its start, so logs can be joined.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. The parts of a rotated
     log are one session. The tables of several sessions have a first column `log` with the name of

@@ -84,7 +84,7 @@ def heat_map(values: Array, rows: int, columns: int) -> HeatMap:
     """A picture of at most `rows` by `columns` cells.
 
     A cell shows the value furthest from zero of those that it covers, with its sign, because a
-    mean would hide the outliers that somebody looks for.
+    mean would hide the outliers that a reader looks for.
     """
     matrix = values.astype(np.float64).reshape(-1, values.shape[-1] if values.ndim else 1)
     down, across = (

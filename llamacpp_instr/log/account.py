@@ -1,6 +1,6 @@
 """Where the time of a session's steps went: every nanosecond of every step, once.
 
-Invariant: the parts of a step add up to the time that its caller saw, from its begin until its
+Invariant: the parts of a step add up to the time that its caller saw, from its start until its
 result was there. Kernels count as long as thread 0, which takes part in each, was in them.
 """
 

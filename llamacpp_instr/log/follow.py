@@ -43,7 +43,7 @@ class FollowedLog:
     dialect = None
 
     def __init__(self, path: str | Path, stop: threading.Event) -> None:
-        """Raises LogError if the file is not a log, NotWritten if nobody writes it."""
+        """Raises LogError if the file is not a log, NotWritten if no process writes it."""
         self.end: LogEnd | None = None
         self.is_catching_up = True
         self._stop = stop
@@ -111,7 +111,7 @@ class FollowedLog:
         return True
 
     def _is_written(self, newest: Path) -> bool:
-        """Whether somebody may still write to the log, whose newest part is given. A process of
+        """Whether a process may still write to the log, whose newest part is given. A process of
         another machine or container is not seen here; the age of the file decides then."""
         if _ends(newest):
             return False

@@ -49,7 +49,7 @@ class Resolver:
     step: KnownStep | None
     """that a `step_end` ends or a `compute` belongs to"""
     mark: schema.Mark
-    """the begin of a mark that ends"""
+    """the start of a mark that ends"""
 
     def __init__(self) -> None:
         self.start: schema.SessionStart

@@ -2,7 +2,7 @@
 
 The schema is a msgspec tagged union, which decodes and validates events. `python -m tools.generate`
 generates the header of the C++ writer (`llama-instrumentation-schema.h` in `patches/src/src`) and
-`docs/log-format.md` from it. A test fails if either is out of date.
+`docs/reference/log-format.md` from it. A test fails if either is out of date.
 
 Conventions: Times are integer nanoseconds. `t` is CLOCK_MONOTONIC. Sizes are bytes. Layer -1 means
 that an op or a tensor belongs to no layer. Durations, counts and sizes are at least 0 and below
@@ -11,10 +11,10 @@ that an op or a tensor belongs to no layer. Durations, counts and sizes are at l
 columns of an event have the same length. In `gap`/`dur` columns the i-th interval begins at
 `t + sum(gap[:i+1]) + sum(dur[:i])`. gap[0] is 0, and an absent `gap` means all zeros.
 
-Lifetimes: An event assigns an id once, before any other event names it. A model can be named until
-the log ends. A context can be named until 256 other contexts were named after it. A graph and its
-plans can be named until 8 other graphs of the context were given or computed after it; if the
-recorder meets an older graph again, it writes it again with a new id. `layers`, `ops`, `splits` and
+Lifetimes: An event assigns an id once, before any other event names it. A reader keeps models
+until the log ends. It may forget a context once 256 others have been named after it, and a graph
+and its plans once 8 other graphs of that context have been written or computed; if the recorder
+meets an older graph again, it writes it again with a new id. `layers`, `ops`, `splits` and
 `tensor_stats` name the latest compute of a context. `compute` and `step_end` name an open step, but
 `kv` and `token` may name one that has ended. So a reader needs the same memory for a log of any
 size. Commands reject a log that names anything else.
@@ -451,7 +451,7 @@ class StepEnd(Event, kw_only=True):
     n_reused: Count
     """ubatches that reused the previous graph"""
     prepare: Ns
-    """from the begin of the step to the first ubatch: batch checks, cache slots, output buffers"""
+    """from the start of the step to the first ubatch: batch checks, cache slots, output buffers"""
     readback: Ns
     """copying out logits and embeddings after a ubatch"""
     recorder: Ns = 0

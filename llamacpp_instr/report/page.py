@@ -75,7 +75,7 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
 
 
 def render_part(sections: Sequence[Section]) -> str:
-    """The sections as markup inside somebody else's page, such as a notebook: without scripts, and
+    """The sections as markup inside another page, such as a notebook: without scripts, and
     with a style for these sections alone."""
     body = "".join(map(_section, sections)).replace("<h2>", "<h4>").replace("</h2>", "</h4>")
     return f'<div class="llamacpp-instr">\n<style>{_PART_STYLE}</style>\n{body}</div>\n'

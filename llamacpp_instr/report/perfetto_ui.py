@@ -92,7 +92,7 @@ def show(
 
     def started() -> None:
         shown(server.opening(FIRST_SIGHT, visible))
-        # a killed shell or editor sends no signal, and nobody would remember the server
+        # a killed shell or editor sends no signal, and the server would be forgotten
         threading.Thread(target=_stop_without, args=(parent, server), daemon=True).start()
 
     with handled(lambda *_: server.stop(), "SIGTERM", "SIGHUP"):

@@ -1,7 +1,8 @@
 """A real session of an asynchronous device, against the clock of the application that used it.
 
-`tests/fixtures/vulkan.log.gz` was recorded as docs/devices.md tells: a prompt of four tokens, and
-16 tokens sampled. Its note has when the application began and when it had each token.
+`tests/fixtures/vulkan.log.gz` was recorded as docs/explanation/devices.md describes: a prompt of
+four tokens, and 16 tokens sampled. Its note has when the application began and when it had each
+token.
 """
 
 from __future__ import annotations

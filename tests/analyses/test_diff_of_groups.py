@@ -65,7 +65,7 @@ def processes(directory: Path, name: str, factors: Sequence[float]) -> list[Sess
 
 APART = 2 * 0.02
 """the deviation from which on a few logs do not tell: twice the 2 % between processes that
-docs/accuracy.md assumes"""
+docs/explanation/accuracy.md assumes"""
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])

@@ -29,7 +29,7 @@ from tests.kit.split_log import split_log
 from tests.kit.steady_log import group, scaled, slowed, steady_log, write
 
 PROCESS = 0.02
-"""the deviation between processes that docs/accuracy.md names, for sides of one log"""
+"""the deviation between processes that docs/explanation/accuracy.md names, for sides of one log"""
 
 
 def trend(directory: Path, logs: Sequence[list[s.Event]], by: str | None = None) -> Diff:

@@ -94,7 +94,7 @@ def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) ->
         assert wheel.read(f"{info}/licenses/{name}") == (ROOT / name).read_bytes()
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     extras = metadata.get_all("Provides-Extra") or []
-    assert sorted(extras) == sorted([*EXTRAS, "native", "peers", "test"])
+    assert sorted(extras) == sorted([*EXTRAS, "docs", "native", "peers", "test"])
     lines = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     needed = {line.partition(";")[0] for line in lines}
     bounds = {f"{name}>={bound}" for name, bound in load_bounds().items()}

@@ -30,7 +30,7 @@ def test_onnx_runtime_writes_the_story_that_llama_cpp_writes(
     """With the program of the documentation."""
     monkeypatch.chdir(tmp_path)
     printed("to-onnx", "demo", "-o", "decode.onnx")
-    page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "export-onnx.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", page, re.S)
     names: dict[str, object] = {}
     exec(program, names)

@@ -219,7 +219,7 @@ def test_the_python_of_the_page_loads_what_the_command_wrote(
 ) -> None:
     shutil.copyfile(DEMO, tmp_path / "model-F16.gguf")
     assert instr(*RUN, "--capture", "l_out-*", "-o", "activations").returncode == 0
-    load, follow = blocks_of(ROOT / "docs" / "capture.md", "python")
+    load, follow = blocks_of(ROOT / "docs" / "how-to" / "capture-activations.md", "python")
     for code in (load, follow):
         done = run_python(code, cwd=tmp_path, env=environment)
         assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""docs/debugger-editors.md: its configurations are those that an editor and the adapter take."""
+"""docs/how-to/debug-in-an-editor.md: editors and the adapter accept its configurations."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.kit import dap_kit
 from tests.kit.commands_kit import one_line
 from tests.kit.native_kit import ROOT
 
-PAGE = (ROOT / "docs" / "debugger-editors.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "debug-in-an-editor.md").read_text()
 EXTENSION, LAUNCH = map(json.loads, re.findall(r"```json\n(.*?)```", PAGE, re.S))
 (ADAPTER,) = EXTENSION["contributes"]["debuggers"]
 (CONFIGURATION,) = LAUNCH["configurations"]
 
-RUNS = [one_line("docs/cli.md", "instr debug demo --dap-port 4711")]
+RUNS = [one_line("docs/reference/commands.md", "instr debug demo --dap-port 4711")]
 
 
 def test_the_extension_starts_what_the_configuration_names() -> None:

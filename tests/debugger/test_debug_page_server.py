@@ -23,7 +23,9 @@ pytestmark = pytest.mark.native
 
 PROMPT = "Once upon a time"
 HOSTILE = "<img src=x onerror=alert(1)>"
-RUNS = [one_line("docs/cli.md", 'instr debug demo --prompt "Once upon a time" --page')]
+RUNS = [
+    one_line("docs/reference/commands.md", 'instr debug demo --prompt "Once upon a time" --page')
+]
 
 
 @pytest.mark.parametrize("line", RUNS, ids=lambda line: line.text)

@@ -229,7 +229,7 @@ def test_chrome_json_opens_as_well(log: Path, seen: Seen, tmp_path: Path, instr:
     [
         ("session.png", "README.md"),
         ("layer.png", "README.md"),
-        ("page.png", "docs/page.md"),
+        ("page.png", "docs/how-to/share-a-page.md"),
     ],
 )
 def test_the_pictures_are_small_and_shown(name: str, page: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.kit.native_kit import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += [ROOT / "docker" / "README.md", ROOT / "patches" / "README.md"]
 
 # the same command with less to do: the last value of an option counts

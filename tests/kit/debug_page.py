@@ -1,4 +1,6 @@
-"""Plays the sessions of docs/stop.md: `python -m tests.kit.debug_page` writes what they print.
+"""Plays the sessions of docs/tutorials/stop-a-decode.md.
+
+`python -m tests.kit.debug_page` writes what they print.
 
 A block of shell with `instr debug` begins a session. The blocks of text after it, up to the next
 one, have its commands after `(instr) `, each followed by what the debugger prints.
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "stop.md"
+PAGE = ROOT / "docs" / "tutorials" / "stop-a-decode.md"
 PROMPT = "(instr) "
 
 _BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from llamacpp_instr.cli import main
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "notebook.md"
-TUTORIAL = ROOT / "docs" / "tutorial.md"
+PAGE = ROOT / "docs" / "how-to" / "use-a-notebook.md"
+TUTORIAL = ROOT / "docs" / "tutorials" / "one-word.md"
 SESSION = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
 _BLOCK = re.compile(r"^```(python|sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,4 +1,7 @@
-"""The names in the JSON of reports; `python -m tests.kit.report_names` writes docs/json.md."""
+"""The names in the JSON of reports.
+
+`python -m tests.kit.report_names` writes docs/reference/json.md.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from tests.kit.in_process import printed
 from tests.kit.native_kit import ROOT
 
-PAGE = ROOT / "docs" / "json.md"
+PAGE = ROOT / "docs" / "reference" / "json.md"
 TESTS = ROOT / "tests"
 LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"

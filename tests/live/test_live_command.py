@@ -33,9 +33,8 @@ pytestmark = pytest.mark.native
 RECORDED = ROOT / "tests" / "fixtures" / "every-event.log"
 
 RUNS = [
-    one_line("README.md", "instr live server.log"),
-    one_line("docs/cli.md", "instr live session.log"),
-    one_line("docs/cli.md", "instr live server.log --port 8123 --no-browser"),
+    one_line("docs/reference/commands.md", "instr live session.log"),
+    one_line("docs/reference/commands.md", "instr live server.log --port 8123 --no-browser"),
 ]
 
 

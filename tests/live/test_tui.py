@@ -24,7 +24,7 @@ from tests.kit.programs import line, program, say
 from tests.kit.pseudo_terminal import PATIENCE_S, PseudoTerminal
 from tests.live.followed_logs import followed, open_log
 
-RUNS = [one_line("docs/cli.md", "instr live server.log --tui")]
+RUNS = [one_line("docs/reference/commands.md", "instr live server.log --tui")]
 
 
 async def until(pilot: Pilot[None], is_so: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from tests.kit.native_kit import DEMO, ROOT, open_llama
 from tools.demo_model.grammar import Story, stories
 from tools.demo_model.tokenizer import EOS, Tokenizer, learn_pieces
 
-PAGE = (ROOT / "docs" / "demo-model.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "demo-model.md").read_text(encoding="utf-8")
 
 ODD_TEXTS = (
     "",
@@ -153,7 +153,7 @@ def test_its_loss_is_that_of_the_page(
 @pytest.mark.native
 @pytest.mark.parametrize("prompt", ["Once upon a time", "One day, a little fox", "Tom"])
 def test_it_tells_a_story_to_the_end(llama: Any, prompt: str) -> None:
-    """As docs/demo-model.md shows it, in words of the grammar."""
+    """As docs/explanation/demo-model.md shows it, in words of the grammar."""
     (choice,) = llama.create_completion(prompt, max_tokens=None, temperature=0, echo=True)[
         "choices"
     ]

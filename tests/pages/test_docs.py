@@ -48,6 +48,9 @@ OTHERS = {
 }
 """who else runs lines, and which: they need an index or an engine, or serve until Ctrl-C"""
 
+WITH_PYTHON = ("debug-a-model", "record-my-app")
+"""guides whose Python is run here"""
+
 # run as one script, by a test of its own
 PATCHES = "patches/README.md"
 
@@ -94,8 +97,19 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     for words in (
         ["quantize", "model-F16.gguf", "--types", "Q8_0,Q4_K_M"],
         ["run", "model-F16.gguf", "-p", "Once upon a time", "-n", "6", "--repeat", "6"],
-        ["run", "model-F16.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out", "--log", "f16.log"],
-        ["run", "model-Q4_K_M.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out", "--log", "q4.log"],
+        ["run", "model-F16.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out-*", "--log", "f16.log"],
+        [
+            "run",
+            "model-Q4_K_M.gguf",
+            "-p",
+            "Hi",
+            "-n",
+            "2",
+            "--stats",
+            "l_out-*",
+            "--log",
+            "q4.log",
+        ],
         ["collect", "session.log", "-o", "fleet"],
         ["run", "demo", "-p", "Once upon a time", "-n", "4", "--log", "demo.log"],
         ["to-flashinfer", "session.log", "-o", "flashinfer-trace"],
@@ -118,7 +132,7 @@ def named(block: list[Line]) -> str:
 
 
 # the examples of one command form one block, and some occur on another page, too
-EXAMPLES = "docs/cli.md"
+EXAMPLES = "docs/reference/commands.md"
 README = [line.text for line in LINES if line.page == "README.md"]
 ELSEWHERE = [line.text for line in LINES if line.page != EXAMPLES]
 RUNNABLE = [
@@ -182,7 +196,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     "code",
     [
         code
-        for page in ("README.md", "docs/debugger.md")
+        for page in ("README.md", *(f"docs/how-to/{name}.md" for name in WITH_PYTHON))
         for code in blocks_of(ROOT / page, "python")
     ],
 )
@@ -228,8 +242,24 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 
 
 def test_the_index_has_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
-    listed = re.findall(r"^\| \[([\w-]+\.md)\]", index, re.M)
+    docs = ROOT / "docs"
+    index = (docs / "README.md").read_text(encoding="utf-8")
+    pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md")} - {"README.md"}
+    listed = re.findall(r"^- \[[^]]+\]\(([^)]+)\): ", index, re.M)
     assert len(listed) == len(set(listed))
-    assert pages <= set(listed)
+    assert pages == {link for link in listed if not link.startswith("..")}
+
+
+def test_a_page_is_listed_in_the_group_of_its_folder() -> None:
+    """A question of the first table leads to its page at once, so to all within two clicks."""
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    first, *groups = index.split("\n## ")
+    assert len(re.findall(r"^\| .+\? \| \[", first, re.M)) == 10
+    folders = {"Tutorials": "tutorials", "How-to guides": "how-to"}
+    assert len(groups) == 4
+    for group in groups:
+        title = group.partition("\n")[0]
+        folder = folders.get(title, title.lower())
+        links = re.findall(r"^- \[[^]]+\]\(([^)]+)\)", group, re.M)
+        assert links, title
+        assert all(re.match(rf"({folder}|\.\.)/", link) for link in links), title

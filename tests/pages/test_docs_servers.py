@@ -29,8 +29,10 @@ from tests.load.server import PATIENCE_S
 
 pytestmark = pytest.mark.native
 
-LLAMA = one_line("README.md", "instr exec --log server.log ")
-WORKERS = one_line("docs/cli.md", "instr exec --level verbose --log server-%p.log -- uvicorn ")
+LLAMA = one_line("docs/how-to/run-a-server-for-weeks.md", "instr exec --log server.log ")
+WORKERS = one_line(
+    "docs/reference/commands.md", "instr exec --level verbose --log server-%p.log -- uvicorn "
+)
 
 RUNS = [LLAMA, WORKERS]
 
@@ -121,7 +123,7 @@ def test_the_servers_own_program_is_recorded_until_ctrl_c(place: Place) -> None:
 
 def test_every_worker_has_a_log_of_its_own(place: Place) -> None:
     """Ctrl-C reaches the workers, and their parent sends them SIGTERM as well: which of the two
-    ends one is chance, and so is whether it closes its log (docs/accuracy.md)."""
+    ends one is chance, and so is whether it closes its log (docs/explanation/accuracy.md)."""
     (place.directory / "app.py").write_text(APP)
     shutil.copyfile(DEMO, place.directory / "model.gguf")
     answers: Counter[str] = Counter()

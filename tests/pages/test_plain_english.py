@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 TEXTS = sorted(
     path
     for pattern in (
-        "*.md", "docs/*.md", "patches/*.md", "docker/*.md", "llamacpp_instr/**/*.py",
+        "*.md", "docs/**/*.md", "patches/*.md", "docker/*.md", "llamacpp_instr/**/*.py",
         "converters/**/*.py", "converters/**/*.html", "llamacpp_instr/**/*.html",
     )
     for path in ROOT.glob(pattern)
@@ -26,10 +26,12 @@ IDIOMS = (
     r"\bhas what really\b",
     r"\bOf a [A-Z]{3,}",
     r"\bWhole are\b",
+    r"\b(the|its|their) begin\b(?! (after|directly|at|with|in)\b)",
+    r"\b[Ss]omebody\b|\b[Nn]obody\b",
 )
 """each with what a native writer would say: speed and latency; a row by phase counts; the caller
-that; whose; record it again; a remote
-machine; contains; for a MODEL; not divided"""
+that; whose; record it again; a remote machine; contains; for a MODEL; not divided; the start; the
+user, no process"""
 
 
 @pytest.mark.parametrize("idiom", IDIOMS)

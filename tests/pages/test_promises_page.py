@@ -1,4 +1,4 @@
-"""Figures of docs/promises.md that follow from the tests it names."""
+"""Figures of docs/explanation/promises.md that follow from the tests it names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ N_SESSIONS = sum(name != "device" for name, _ in test_perfetto_sql.RECORDED)
     ],
 )
 def test_a_figure_is_that_of_its_test(test: str, figure: str) -> None:
-    page = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "promises.md").read_text(encoding="utf-8")
     assert any(test in line and figure in line for line in page.splitlines())
 
 

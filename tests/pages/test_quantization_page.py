@@ -1,4 +1,4 @@
-"""docs/quantization.md says what the demo model's files say, and its figures are in order."""
+"""docs/how-to/choose-a-quantization.md has the figures of the demo model's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/stop.md says that `instr debug` prints, it prints."""
+"""What docs/tutorials/stop-a-decode.md says that `instr debug` prints, it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/trace.md names tracks and arguments that a trace really has."""
+"""docs/how-to/read-a-trace.md names tracks and arguments that a trace really has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kit.in_process import instr_here
 from tests.kit.native_kit import ROOT
 from tests.kit.trace_processor import ask, needs_node
 
-PAGE = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "read-a-trace.md").read_text(encoding="utf-8")
 FIXTURE = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 # no device, no --stats, no `machine` event and nothing to warn of in that session
 ABSENT = {"splits", "device waits", "tensor statistics", "machine", "messages"}

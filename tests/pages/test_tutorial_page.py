@@ -1,4 +1,4 @@
-"""What docs/tutorial.md says holds for its recording and for one made now."""
+"""What docs/tutorials/one-word.md says holds for its recording and for one made now."""
 
 from __future__ import annotations
 

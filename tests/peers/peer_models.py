@@ -134,7 +134,7 @@ def _saved(kind: Any, config: Any, folder: Path, add_tokenizer: Callable[[Path],
 def pieces() -> bytes:
     """A SentencePiece model like Llama's: BPE with bytes, trained on the pages of this project."""
     made = io.BytesIO()
-    text = "\n".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+    text = "\n".join(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(text.splitlines()), model_writer=made, vocab_size=PIECES,
         model_type="bpe", byte_fallback=True, character_coverage=0.99, minloglevel=2,

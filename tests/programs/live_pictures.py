@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/live.md: `python -m tests.programs.live_pictures`.
+"""Takes the pictures of docs/how-to/watch-a-session.md: `python -m tests.programs.live_pictures`.
 
 They show a real recording, of four requests at once, in the page and in the terminal.
 """

@@ -80,7 +80,7 @@ def test_a_graph_by_hand(graph: Path) -> None:
 
 def test_the_files_of_the_page_can_be_used(tmp_path: Path) -> None:
     engines, graph = tmp_path / "engines.toml", tmp_path / "graph.toml"
-    blocks = blocks_of(ROOT / "docs" / "schedule.md", "toml")
+    blocks = blocks_of(ROOT / "docs" / "how-to" / "schedule-what-if.md", "toml")
     for path, text in zip((engines, graph), blocks, strict=True):
         path.write_text(text)
     assert figures(LOG, "--engines", engines)["makespan"] > 0

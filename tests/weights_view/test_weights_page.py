@@ -24,10 +24,13 @@ from tests.kit.commands_kit import Line, one_line
 from tests.kit.native_kit import DEMO, ROOT
 
 RUNS = [
-    one_line("README.md", "instr weights model-Q4_K_M.gguf --view"),
-    one_line("docs/cli.md", "instr weights model-Q4_K_M.gguf --view --reference model-F16.gguf"),
     one_line(
-        "docs/weights.md", "instr weights model-Q4_K_M.gguf --view --reference model-F16.gguf"
+        "docs/reference/commands.md",
+        "instr weights model-Q4_K_M.gguf --view --reference model-F16.gguf",
+    ),
+    one_line(
+        "docs/how-to/look-at-weights.md",
+        "instr weights model-Q4_K_M.gguf --view --reference model-F16.gguf",
     ),
 ]
 """commands of the pages that serve until Ctrl-C; tests/pages leaves them to this file"""

@@ -55,7 +55,7 @@ _First = tuple[str, Cell, Unit]
 def compute_page(
     sessions: Sequence[Session], probe: Probe | None = None
 ) -> tuple[str, list[Section]]:
-    """Title and sections of the page. What somebody asks first, as the summary has it in its order,
+    """Title and sections of the page. What a reader asks first, as the summary has it in its order,
     is at the top. Several sessions follow each other, below a table of their first figures. `probe`
     is that of `compute_summary`."""
     pages = [_page_of(session, probe) for session in sessions]

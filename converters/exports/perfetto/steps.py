@@ -294,7 +294,7 @@ class StepSlices:
 
     def token(self, token: Token, of_step: tuple[int, int] | None, flow: int | None) -> None:
         """Draws a token on the sampler's track, and on the step that computed its logits.
-        `of_step` has the begin and the end of that step."""
+        `of_step` has the start and the end of that step."""
         step, p, hexadecimal = token.step, token.p, token.hex
         home = self._tracks.context(token.ctx)
         text = valid(token.text)

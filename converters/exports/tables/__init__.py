@@ -70,7 +70,7 @@ class Tables:
         machine took more than 5 % of the process's time; false also if that is not in the log).
     requests: One row for each request, as `instr requests` numbers them: request, ctx, sequence,
         name (of its mark), arrival (missing without a mark), begin (of its first step), first_token
-        (when it was there; missing without tokens), end, queued (from its arrival to its begin)
+        (when it was there; missing without tokens), end, queued (from its arrival to begin)
         [ns], prompt (tokens computed), reused (tokens from the cache), output (tokens). Failed
         steps and those of warm-up runs serve no request.
     layers: One row for each run of kernels of one layer, on thread 0: compute, step, phase, layer

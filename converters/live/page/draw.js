@@ -58,7 +58,7 @@ export function drawSteps(canvas, steps, chosen) {
 }
 
 // A chart of columns of `series` over seconds. `edges()` are the first and last second that are
-// shown, `range()` those that are marked or null; `choose(from, to)` is called when somebody drags.
+// shown, `range()` those that are marked or null; `choose(from, to)` is called when the user drags.
 export function makeChart(place, series, format, { edges, range, choose }) {
   const options = () => ({
     width: place.clientWidth || 300,

@@ -62,7 +62,7 @@ class DebugServer(LoopbackServer):
             self._tensors.stop()
 
     async def _begin(self, _request: Request) -> Response:
-        """Measures the weights once somebody looks at them, because the model runs meanwhile."""
+        """Measures the weights when their tab is first opened, because the model is running."""
         assert self._tensors is not None
         self._tensors.start()
         return Response(status_code=204)

@@ -1,6 +1,6 @@
 """The cache of builds, and a working directory for one build at a time.
 
-Wheels in the cache are installed, so nobody else may write there. A wheel is valid only with its
+Wheels in the cache are installed, so no other user may write there. A wheel is valid only with its
 digest, which is written last.
 
 A lock belongs to a process and is released when that process ends. So a directory whose lock is

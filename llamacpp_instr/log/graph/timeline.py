@@ -135,7 +135,7 @@ class Lanes:
         return lane
 
     def end(self, key: int, t: int) -> tuple[int, int]:
-        """The lane and the begin of the span that ends at `t`. Raises KeyError for none."""
+        """The lane and the start of the span that ends at `t`. Raises KeyError for none."""
         lane, begin = self.open.pop(key)
         self._free_from[lane] = max(begin, t)
         heappush(self._free, lane)

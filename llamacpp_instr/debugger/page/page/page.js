@@ -250,7 +250,7 @@ async function show(of) {
   await tensor.show(here && of === here.name ? null : of);
 }
 
-// --- what somebody does ---
+// --- what the user does ---
 
 function fail(error) {
   $("problem").textContent = error.message;

@@ -1,4 +1,4 @@
-// Two views of the model: its run, and its weights, which are read once somebody looks at them.
+// Two views of the model: its run, and its weights, which are read when their tab is first opened.
 
 import { $, make } from "./parts.js";
 
