@@ -27,7 +27,9 @@ commands exit with status 0; `instr run` stops and exits with status 1.
 _VOCABULARY = """\
 ## Options that several commands have
 
-An option means the same in each. A range is `A-B`, both included, or `A`, `A-` and `-B`. A size is `500MB`.
+An option means the same in each. A range is `A-B`, both included, or `A`, `A-` and `-B`. A pattern
+is a glob that matches a whole name: `*` is any text, `?` any character, `[0-3]` one of several;
+`re:` before it makes it a regular expression, which may match a part. A size is `500MB`.
 `--reference` names the model that another one is compared with, and `--machine` a file of `instr
 probe`. Former names still work in this version.
 """

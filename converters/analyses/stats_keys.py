@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import islice, repeat
 from typing import Literal, TypeAlias
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.graph.ops import VIEW_OPS
 from llamacpp_instr.log.graph.timeline import plan_timeline
@@ -78,14 +78,14 @@ def op_filter(text: str) -> Filter:
 
 
 def where_filter(text: str) -> Filter:
-    """`COLUMN=PATTERN`: a key, and a pattern in which * is any text and ? any character. Raises
-    UsageError for another form or key."""
+    """`COLUMN=PATTERN`: a key, and a pattern (`base.patterns`). Raises UsageError for another form
+    or key."""
     name, equals, pattern = text.partition("=")
     keys = [by for by in (*OF_KERNEL, *OF_STEP) if by == name]
     if not equals or not keys:
         known = ", ".join((*OF_KERNEL, *OF_STEP))
         raise UsageError(f"--where {text}: give COLUMN=PATTERN; COLUMN is one of {known}")
-    return Filter(keys[0], lambda value: fnmatchcase(str(value), pattern))
+    return Filter(keys[0], lambda value: name_matches(str(value), pattern))
 
 
 def kernel_values(session: Session, plan: int, key: OfKernel) -> Sequence[Value]:

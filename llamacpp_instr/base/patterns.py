@@ -1,8 +1,13 @@
-"""Checks regular expressions for the library, which compiles them as `std::regex`."""
+"""Patterns that choose names: globs, or regular expressions after `re:`.
+
+Python's `re` and the recorder's and the quantizer's `std::regex` read the expressions that this
+module makes in the same way.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from llamacpp_instr.base.errors import UsageError
 
@@ -10,11 +15,34 @@ MAX_PATTERN = 1000
 """characters. `std::regex` and Python's `re` handle parentheses by recursion: thousands of them
 overflow the stack"""
 MAX_NESTING = 100
+_FORMER = re.compile(r"[\\^$|()+]|^\.\*|^[^*?[]*$")
+"""a pattern of --stats and --tensor-type as they were before globs: a regular expression"""
+
+
+def name_matches(name: str, pattern: str) -> bool:
+    """Whether a whole name matches a glob: `*` is any text, `?` any character, `[0-3]` one of
+    several and `[!0-3]` none of them. After `re:`, whether a regular expression is found in it.
+
+    Raises `UsageError` for an expression that is not valid.
+    """
+    return _compiled(pattern).search(name) is not None
+
+
+def regular_expression(option: str, pattern: str) -> str:
+    """A pattern as a regular expression in the syntax of ECMAScript, for `std::regex_search`.
+
+    A pattern without wildcards, or with characters that only regular expressions have, is one, as
+    in earlier versions. Raises `UsageError`, naming the option, for a pattern that is too long, too
+    deeply nested or not UTF-8. The library checks the rest.
+    """
+    former = not pattern.startswith("re:") and _FORMER.search(pattern)
+    check_pattern(option, pattern)
+    return pattern if former else _expression(pattern)
 
 
 def check_pattern(option: str, pattern: str) -> None:
     """Raises UsageError, naming the option, for a pattern that is too long, too deeply nested or
-    not UTF-8. The library checks the rest: its syntax is ECMAScript's."""
+    not UTF-8."""
     if len(pattern) > MAX_PATTERN:
         raise UsageError(
             f"{option}: the pattern has {len(pattern):,} characters, more than {MAX_PATTERN:,}"
@@ -29,3 +57,28 @@ def check_pattern(option: str, pattern: str) -> None:
         raise UsageError(
             f"{option}: the pattern nests {deepest} parentheses, more than {MAX_NESTING}"
         )
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    check_pattern("the pattern", pattern)
+    try:
+        return re.compile(_expression(pattern))
+    except re.error as error:
+        raise UsageError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
+def _expression(pattern: str) -> str:
+    if pattern.startswith("re:"):
+        return pattern.removeprefix("re:")
+    pieces = re.sub(r"\[(!?)(\]?[^]!][^]]*|\][^]]*|!\]?[^]]+)\]|[\s\S]", _piece, pattern)
+    return f"^{pieces}$"
+
+
+def _piece(found: re.Match[str]) -> str:
+    """A wildcard, a set or a character of a glob, as a part of a regular expression."""
+    if found[2] is not None:
+        inside = re.sub(r"[\\[\]^]", r"\\\g<0>", found[2])
+        return f"[{'^' * bool(found[1])}{inside}]"
+    wildcards = {"*": ".*", "?": "."}
+    return wildcards.get(found[0]) or re.sub(r"[\\^$.|()+{}[\]]", r"\\\g<0>", found[0])

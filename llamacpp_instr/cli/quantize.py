@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     "--tensor-type",
     "tensor_types",
     multiple=True,
-    metavar="REGEX=TYPE",
-    help="Type of tensors whose names match; may be repeated, the first match counts.",
+    metavar="PATTERN=TYPE",
+    help="Type of tensors whose names match: * is any text, re: begins a regular expression. "
+    "May be repeated; the first match counts.",
 )
 @click.option("--output-type", metavar="TYPE", help="Type of output.weight.")
 @click.option("--embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
@@ -112,5 +113,5 @@ def _override(text: str) -> tuple[str, GgmlType]:
 
     pattern, equals, name = text.rpartition("=")
     if not equals or not pattern:
-        raise UsageError(f"--tensor-type {text!r} is not REGEX=TYPE, such as ffn_down=Q6_K")
+        raise UsageError(f"--tensor-type {text!r} is not PATTERN=TYPE, such as *ffn_down*=Q6_K")
     return pattern, parse_tensor_type(name)

@@ -31,7 +31,8 @@ level_option = click.option(
 stats_option = click.option(
     "--stats",
     metavar="PATTERN",
-    help="Record the values of tensors whose names match this regular expression. "
+    help="Record the values of tensors whose names match: * is any text, re: begins a regular "
+    "expression. "
     "Do not compare the times of such a session.",
 )
 log_error_option = click.option(

@@ -34,8 +34,8 @@ from llamacpp_instr.cli.options import (
     "wheres",
     multiple=True,
     metavar="KEY=PATTERN",
-    help="Only where KEY, one of those of --by, matches; * is any text, ? any character. The "
-    "tensors of a kernel are the weight that it reads and what it computes.",
+    help="Only where KEY, one of those of --by, matches PATTERN. The tensors "
+    "of a kernel are the weight that it reads and what it computes.",
 )
 @click.option("--sort", metavar="COLUMN", help="Order the rows by a column.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Only the first N rows.")

@@ -43,10 +43,10 @@ def weights(
 ) -> None:
     """Print, show or export the weights of a model.
 
-    Prints for each tensor that matches PATTERN its shape, distribution and norms, and the rows and
-    columns whose weights are unusually large; an HTML page has maps of them by layer and role. In
-    PATTERN, * is any text and ? any character. MODEL is a GGUF file, the first part of a split
-    model, or demo for the demo model.
+    Prints for each tensor whose name matches PATTERN its shape, distribution and norms, and the
+    rows and columns whose weights are unusually large; an HTML page has maps of them by layer and
+    role. In PATTERN, * is any text and ? any character; re: begins a regular expression. MODEL is
+    a GGUF file, the first part of a split model, or demo for the demo model.
 
     --view serves a page on 127.0.0.1 until Ctrl-C that shows any tensor as a picture, from the
     whole to single weights. -o FILE.npz or FILE.safetensors exports the tensors as float32.

@@ -4,7 +4,6 @@ the tokens of the compute, read before it runs: later ops may use the memory of 
 from __future__ import annotations
 
 import difflib
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.debugger.ggml import Info, Tensor, ggml, tensor_at
 from llamacpp_instr.debugger.tensors import Array, is_weight, read, shape_of
 from llamacpp_instr.log.graph.ops import VIEW_OPS, Block, blocks_of, op_params
@@ -173,7 +173,7 @@ class LiveGraph:
         """The end of a message that no op has such a name: a view has it, or the nearest names."""
         for name, index in self.by_name.items():
             node = self.nodes[index]
-            if node.op in VIEW_OPS and fnmatch.fnmatchcase(name, pattern):
+            if node.op in VIEW_OPS and name_matches(name, pattern):
                 while node.op in VIEW_OPS and node.sources[:1] and node.sources[0].node >= 0:
                     node = self.nodes[node.sources[0].node]
                 of = node.sources[0].name if node.op in VIEW_OPS and node.sources else node.name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Collection, Container
 
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.debugger.changes import Note, change, replace
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.rows import Rows, by_token, rows_of_nodes, token_numbers
@@ -25,7 +25,7 @@ def matching(graph: LiveGraph, pattern: str) -> list[Node]:
         graph.nodes[index]
         for name, index in graph.by_name.items()
         # one that has no rows in this compute, as it wants no logits, has some in another
-        if graph.nodes[index].op not in VIEW_OPS and fnmatch.fnmatchcase(name, pattern)
+        if graph.nodes[index].op not in VIEW_OPS and name_matches(name, pattern)
     ]
     if not found:
         raise UsageError(f"no op of the graph matches {pattern!r}{graph.why_no_op(pattern)}")

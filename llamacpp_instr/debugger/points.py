@@ -6,7 +6,6 @@ filters, and at the end `if` with a condition: `ffn_out-* layer=3-5 if absmax > 
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import operator
 import re
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.debugger.graph import LiveGraph, Node
 from llamacpp_instr.debugger.tensors import Array
 from llamacpp_instr.log.graph.ops import BLOCKS
@@ -165,7 +165,7 @@ class Breakpoint:
             and (self.op is None or node.op == self.op)
             and (self.block is None or node.block == self.block)
             and (layers is None or node.layer in layers)
-            and fnmatch.fnmatchcase(node.name, self.pattern)
+            and name_matches(node.name, self.pattern)
         )
 
     def reached(self, values: Callable[[], Array]) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.output import file_mode
-from llamacpp_instr.base.patterns import check_pattern
+from llamacpp_instr.base.patterns import regular_expression
 from llamacpp_instr.llama import native
 from llamacpp_instr.log.schema import LEVELS, MAX_SEQUENCES
 from llamacpp_instr.recording.files import check_replaceable
@@ -200,8 +200,7 @@ def begin_session(
     check_choice("on_log_error", on_log_error, get_args(OnLogError))
     if stop_on_nan and not stats:
         raise UsageError("stopping on NaN needs the tensors to look at (stats)")
-    if stats:
-        check_pattern("stats", stats)
+    expression = regular_expression("stats", stats) if stats else None
     library = native.load()
     check_log_path(log, force, force_option)
     written = log.with_name(f".instr-{secrets.token_hex(8)}") if aside and log.is_file() else log
@@ -210,7 +209,7 @@ def begin_session(
     flags |= native.DEBUGGED if debugged else 0
     flags |= native.STOP_ON_LOG_ERROR if on_log_error == "stop" else 0
     arguments = log_json("args", dict(args), default=str)
-    if library.begin(os.fsencode(written), level, arguments, stats or None, flags) != 0:
+    if library.begin(os.fsencode(written), level, arguments, expression, flags) != 0:
         raise UsageError(_with_path(library.error(), log))
     return Recording(library, log, written)
 

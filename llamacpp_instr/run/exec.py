@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.patterns import check_pattern
+from llamacpp_instr.base.patterns import regular_expression
 from llamacpp_instr.recording.files import check_replaceable, later_parts, logs_of, shortcoming
 from llamacpp_instr.recording.session import OnLogError, check_log_path
 from llamacpp_instr.run.program import check_library, is_instrumented
@@ -65,7 +65,7 @@ def execute(
     if log == "-":
         raise UsageError("standard output is the command's; give --log the name of a file")
     program = _find(command)
-    _check_pattern(stats)
+    expression = _expression(stats)
     check_library(program, command[1:])
     target = log_target(command, log)
     if "%p" in str(target.parent):
@@ -80,7 +80,7 @@ def execute(
         **os.environ,
         "LLAMA_INSTR_LOG": str(target),
         "LLAMA_INSTR_LEVEL": level,
-        "LLAMA_INSTR_STATS": stats or "",
+        "LLAMA_INSTR_STATS": expression,
         "LLAMA_INSTR_ON_ERROR": on_log_error,
         "LLAMA_INSTR_ROTATE": str(rotate or 0),
         "LLAMA_INSTR_KEEP_ARGS": "1" if keep_args else "",
@@ -129,13 +129,14 @@ def _find(command: Sequence[str]) -> str:
     return program
 
 
-def _check_pattern(stats: str | None) -> None:
-    check_pattern("--stats", stats or "")
+def _expression(stats: str | None) -> str:
+    expression = regular_expression("--stats", stats) if stats else ""
     # the library's syntax is ECMAScript; it cannot compile what Python cannot
     try:
-        re.compile(stats or "")
+        re.compile(expression)
     except re.error as error:
         raise UsageError(f"--stats {stats!r} is not a regular expression: {error}") from None
+    return expression
 
 
 def _run(

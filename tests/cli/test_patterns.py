@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import llama_cpp
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.patterns import MAX_NESTING, MAX_PATTERN
+from llamacpp_instr.base.patterns import MAX_NESTING, MAX_PATTERN, name_matches
+from llamacpp_instr.log.graph.ops import VIEW_OPS
 from llamacpp_instr.recording.session import record
-from tests.conftest import Instr, assert_refused
+from tests.conftest import Instr, assert_refused, read_events
 from tests.kit.native_kit import DEMO
 
 pytestmark = pytest.mark.native
@@ -65,6 +67,23 @@ def test_python_is_told_too(pattern: str, why: str, tmp_path: Path) -> None:
 def test_the_longest_patterns_are_followed(pattern: str, tmp_path: Path, instr: Instr) -> None:
     done = instr("run", "demo", "-p", "x", "-n", "2", "--log", "a.log", "--stats", pattern)
     assert (done.returncode, (tmp_path / "a.log").exists()) == (0, True)
+
+
+@pytest.mark.parametrize("pattern", ["ffn_*-[!1-3]", "?cur-*", "*", "re:^(Q|K)cur-1$"])
+def test_the_recorder_reads_a_glob_as_others_do(pattern: str, tmp_path: Path) -> None:
+    """The names that `std::regex` finds are those that Python finds."""
+    with record(tmp_path / "a.log", stats=pattern):
+        model = llama_cpp.Llama(str(DEMO), n_ctx=64, verbose=False)
+        model("x", max_tokens=1)
+    graphs = read_events(tmp_path / "a.log", "graph")
+    ran = {
+        name
+        for nodes in (graph["nodes"] for graph in graphs)
+        for name, op, kind in zip(nodes["name"], nodes["op"], nodes["type"], strict=True)
+        if op not in VIEW_OPS and kind in ("f16", "f32")
+    }
+    found = {read["name"] for read in read_events(tmp_path / "a.log", "tensor_stats")}
+    assert found == {name for name in ran if name_matches(name, pattern)} != set()
 
 
 def test_the_longest_override_is_followed(instr: Instr) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.patterns import name_matches, regular_expression
 from llamacpp_instr.cli import COMMANDS, OLD_OPTIONS, main
 from llamacpp_instr.cli.options import LAST, range_option
 
@@ -99,3 +105,44 @@ def test_a_wrong_range_is_named(text: str, message: str) -> None:
     error = CliRunner().invoke(ranged, ["--steps", text]).exception
     assert isinstance(error, UsageError)
     assert str(error) == message
+
+
+CHARACTERS = "ab-.*?[]!^\\(|$1/"
+
+
+@given(st.text(alphabet=CHARACTERS, max_size=8), st.text(alphabet=CHARACTERS, max_size=8))
+def test_a_pattern_is_a_glob(name: str, pattern: str) -> None:
+    """That of Python's fnmatch, but that a range such as [b-a] is an error."""
+    with suppress(UsageError):
+        assert name_matches(name, pattern) == fnmatchcase(name, pattern)
+        return
+    with pytest.raises(UsageError, match="bad character range"):
+        name_matches(name, pattern)
+
+
+def test_after_re_it_is_a_regular_expression_that_may_match_a_part() -> None:
+    assert name_matches("blk.12.ffn_down.weight", "re:ffn_(up|down)")
+    assert not name_matches("blk.12.ffn_gate.weight", "re:ffn_(up|down)")
+    assert not name_matches("blk.12.ffn_down.weight", "ffn_down")
+    with pytest.raises(UsageError, match=r"re:\(.*is not a regular expression"):
+        name_matches("x", "re:(")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meaning"),
+    [
+        ("blk.1.*", r"^blk\.1\..*$"),
+        ("l_out-[0-3]", r"^l_out-[0-3]$"),
+        ("re:^l_out", "^l_out"),
+        # as before patterns were globs
+        ("ffn_down", "ffn_down"),
+        (r"blk\.[0-2]\.", r"blk\.[0-2]\."),
+        ("^(Qcur|l_out)-0$", "^(Qcur|l_out)-0$"),
+        (".*", ".*"),
+    ],
+)
+def test_the_recorder_and_the_quantizer_get_a_regular_expression(
+    pattern: str, meaning: str
+) -> None:
+    assert regular_expression("--stats", pattern) == meaning
+    assert re.compile(meaning)

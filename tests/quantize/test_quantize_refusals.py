@@ -55,7 +55,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--types", "IQ2_XS"], ["importance matrix", "blk.0.", "llama-imatrix"]),
         (["--types", "Q2_K_S"], ["importance matrix", "Q2_K"]),
         (["--types", "Q4_K", "--embedding-type", "IQ1_S"], ["importance", "token_embd.weight"]),
-        (["--types", "Q4_K", "--tensor-type", "attn_q"], ["attn_q", "REGEX=TYPE"]),
+        (["--types", "Q4_K", "--tensor-type", "attn_q"], ["attn_q", "PATTERN=TYPE"]),
         (["--types", "Q4_K", "--tensor-type", "attn_q=Q9"], ["'Q9'"]),
         (["--types", "Q4_K", "--tensor-type", "attn_q=Q8_K"], ["'Q8_K'", "cannot"]),
         (["--types", "Q4_K", "--tensor-type", "attn_x=Q8_0"], ["'attn_x'", "no tensor"]),

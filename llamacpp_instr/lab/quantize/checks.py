@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.output import check_model_output, check_not_input
-from llamacpp_instr.base.patterns import check_pattern
+from llamacpp_instr.base.patterns import regular_expression
 from llamacpp_instr.base.terminal import first_names
 from llamacpp_instr.lab.quantize.plan import (
     EMBEDDINGS,
@@ -34,7 +34,7 @@ _WITHOUT_IMPORTANCES = frozenset({"F32", "F16", "BF16", "Q8_0", "MXFP4", "NVFP4"
 def check_source(source: ModelFile, options: QuantizeOptions) -> None:
     """Raises `UsageError` if the source cannot be quantized with these options."""
     for pattern, _ in options.tensor_types:
-        check_pattern("--tensor-type", pattern)
+        regular_expression("--tensor-type", pattern)
     if not source.weights:
         raise UsageError(f"{source.path} contains only a vocabulary, no weights to quantize")
     alignment = source.metadata.get("general.alignment", 32)

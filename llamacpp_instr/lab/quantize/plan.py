@@ -14,6 +14,7 @@ from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.output import file_mode
+from llamacpp_instr.base.patterns import regular_expression
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.model.types import BY_NAME, FILE_TYPES, NOT_COMPUTED, GgmlType
 
@@ -47,8 +48,8 @@ class QuantizeOptions:
     """The options of a quantization, except the file type; the defaults are llama-quantize's."""
 
     tensor_types: Sequence[tuple[str, GgmlType]] = ()
-    """pairs of a pattern (`std::regex`, searched in the tensor's name) and a type; the first
-    pattern that matches counts"""
+    """pairs of a pattern (`base.patterns`) and a type; the first pattern that matches a tensor's
+    name counts"""
     output_type: GgmlType | None = None
     """of `output.weight`"""
     embedding_type: GgmlType | None = None
@@ -200,10 +201,11 @@ def row_length(weight: Weight) -> int:
 def finds(pattern: str, name: str) -> bool:
     """Whether an override's pattern matches a tensor. True if Python cannot compile the pattern,
     so that llama.cpp decides."""
-    if "[[:" in pattern:
+    expression = regular_expression("--tensor-type", pattern)
+    if "[[:" in expression:
         return True
     try:
-        return re.search(pattern, name) is not None
+        return re.search(expression, name) is not None
     except re.error:
         return True
 

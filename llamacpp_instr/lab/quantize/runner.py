@@ -13,6 +13,7 @@ from pathlib import Path
 from llamacpp_instr.base.child import Child, ChildDied, ChildFailed
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.output import new_model
+from llamacpp_instr.base.patterns import regular_expression
 from llamacpp_instr.base.progress import OnProgress
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.lab.quantize.checks import (
@@ -117,7 +118,10 @@ class Quantizer(Child):
             "file_type": WRITABLE[file_type],
             "dry_run": dry_run,
             "threads": options.threads or default_threads(),
-            "tensor_types": [[pattern, type_.number] for pattern, type_ in options.tensor_types],
+            "tensor_types": [
+                [regular_expression("--tensor-type", pattern), type_.number]
+                for pattern, type_ in options.tensor_types
+            ],
             "output_type": options.output_type.number if options.output_type else None,
             "embedding_type": options.embedding_type.number if options.embedding_type else None,
             "imatrix": str(options.imatrix) if options.imatrix else None,
@@ -153,7 +157,7 @@ class Quantizer(Child):
 
 def _is_bad(pattern: str) -> bool:
     try:
-        re.compile(pattern)
+        re.compile(regular_expression("--tensor-type", pattern))
     except re.error:
         return True
     return False

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError, reason
+from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.base.progress import OnProgress
 from llamacpp_instr.lab.weights.blocks import no_tensor
 from llamacpp_instr.lab.weights.dequantize import Dequantizer, load_dequantizer
@@ -25,9 +25,9 @@ from llamacpp_instr.model.file import ModelFile, Weight
 
 
 def choose_weights(model: ModelFile, pattern: str) -> ModelFile:
-    """The model with only the tensors whose names match `pattern`, in which * is any text and ? any
-    character. Raises `UsageError`, which suggests names, if none does."""
-    weights = [weight for weight in model.weights if fnmatchcase(weight.name, pattern)]
+    """The model with only the tensors whose names match `pattern` (`base.patterns`). Raises
+    `UsageError`, which suggests names, if none does."""
+    weights = [weight for weight in model.weights if name_matches(weight.name, pattern)]
     if not weights:
         raise no_tensor(model, pattern)
     return replace(model, weights=weights)
