@@ -61,6 +61,18 @@ class Predicted:
         return ns, float(np.linalg.norm([self.step_spread * ns, *error.values()]))
 
 
+@dataclass(frozen=True)
+class PredictedStep:
+    """A step that a dry run has planned, with the times of its kernels."""
+
+    what: str
+    """`prefill of 512` or `decode after 512`"""
+    graph: Graph
+    plan: Plan
+    ubatch: Ubatch
+    predicted: Predicted
+
+
 def kernel_model(probe: Probe, threads: int) -> KernelModel:
     """The costs in a probe, with those for `threads`, which it need not have measured
     (`with_threads`). Raises UsageError if it has no costs, or those of another architecture."""

@@ -9,9 +9,9 @@ from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.kernels import cpu_plan, untimed_backends
 from llamacpp_instr.log.schema import Graph, Plan
-from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.prediction.features import ubatch_of
-from llamacpp_instr.prediction.model import Predicted, predict_kernels
+from llamacpp_instr.prediction.model import Predicted, PredictedStep, predict_kernels
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.recording.memory.dry_graph import UbatchShape, dry_graphs, window
 
@@ -43,6 +43,27 @@ class PlannedStep:
     def predict(self, probe: Probe, threads: int) -> Predicted:
         """Raises `UsageError` like `predict_kernels`."""
         return predict_kernels(self.graph, self.plan, probe, threads, self.ubatch(threads))
+
+
+def usual_steps(path: str, probe: Probe) -> tuple[PredictedStep, PredictedStep]:
+    """The decode after DEFAULT_TOKENS tokens and the prefill of as many, or as the model at `path`
+    allows, on one thread. Raises `UsageError` for a file that is no model, and like
+    `planned_steps` and `predict_kernels`."""
+    model = load_model_file(path)
+    trained = trained_tokens(model)
+    shapes = [
+        UbatchShape(1, min(DEFAULT_TOKENS, trained - 1)),
+        UbatchShape(min(DEFAULT_TOKENS, trained)),
+    ]
+    decode, prefill = (
+        PredictedStep(what, of.graph, of.plan, of.ubatch(1), of.predict(probe, 1))
+        for of, what in zip(
+            planned_steps(model, ContextOptions(), shapes),
+            (f"decode after {shapes[0].past}", f"prefill of {shapes[1].tokens}"),
+            strict=True,
+        )
+    )
+    return decode, prefill
 
 
 def planned_steps(

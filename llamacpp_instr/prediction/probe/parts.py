@@ -25,7 +25,7 @@ from functools import partial
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.progress import progress_bar
 from llamacpp_instr.llama.ggml import POINTER, declare
 from llamacpp_instr.model.types import type_named
 from llamacpp_instr.prediction.probe.ggml import F32, Ggml, Graph, fastest_ns
@@ -46,19 +46,17 @@ MOST_ELEMENTS = 1 << 24
 """of one tensor of a part"""
 
 
-def differs(cpu: str) -> str:
-    """The name of this machine's processor if it is not `cpu`, else empty; an unknown one is not
-    another one."""
+def time_all(cpu: str, shapes: list[KernelShape]) -> dict[KernelShape, PartTimes] | str:
+    """`time_parts` of each shape, or the name of this machine's processor if that is not `cpu`; an
+    unknown one is not another one."""
     here = cpu_name()
-    return here if cpu and here and cpu != here else ""
-
-
-def time_all(shapes: list[KernelShape], on_progress: OnProgress) -> dict[KernelShape, PartTimes]:
-    """`time_parts` of each shape; `on_progress` gets how many are done, and of how many."""
+    if cpu and here and cpu != here:
+        return here
     found: dict[KernelShape, PartTimes] = {}
-    for i, shape in enumerate(shapes):
-        found[shape] = time_parts(shape)
-        on_progress(i + 1, len(shapes))
+    with progress_bar("Timing the parts of kernels") as on_progress:
+        for i, shape in enumerate(shapes):
+            found[shape] = time_parts(shape)
+            on_progress(i + 1, len(shapes))
     return found
 
 
