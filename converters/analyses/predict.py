@@ -9,40 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.log.graph.timeline import PlanTimeline
-from llamacpp_instr.prediction.model import Predicted
+from llamacpp_instr.prediction.model import Case, Step
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Column, Report
 
 Z95 = 1.96
-
-
-@dataclass(frozen=True)
-class Step:
-    """A predicted step."""
-
-    tokens: int
-    predicted: Predicted
-    timeline: PlanTimeline
-
-
-@dataclass(frozen=True)
-class Case:
-    """A file type with a number of threads."""
-
-    type: str
-    threads: int
-    prefill: Step
-    decode: Step
-    memory: int | None
-    """bytes; None if it cannot be predicted"""
-    watts: float | None
-    """of the processors; None if the machine's file has none"""
 
 
 def predict_reports(cases: Sequence[Case], past: int, probe: Probe) -> list[Report]:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
-
 import click
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.options import MOST_TOKENS, ReportOutput, command, report_options
-
-if TYPE_CHECKING:
-    from llamacpp_instr.converters.analyses.predict import Case
-    from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.model.file import ModelFile
-    from llamacpp_instr.prediction.probe.file import Probe
 
 
 def _threads(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[int]:
@@ -82,13 +73,13 @@ def predict(
 
     MODEL is a GGUF file, the first part of a split model, or demo for the demo model.
     """
-    from llamacpp_instr.base.progress import progress_bar
     from llamacpp_instr.converters.analyses.predict import predict_reports
     from llamacpp_instr.lab.quantize.plan import parse_file_type
-    from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.prediction.cases import predict_cases
     from llamacpp_instr.prediction.model import kernel_model
     from llamacpp_instr.prediction.probe.file import read_probe
+    from llamacpp_instr.prediction.steps import trained_tokens
 
     output.check(model, machine)
     probe = read_probe(machine)
@@ -97,77 +88,22 @@ def predict(
         kernel_model(probe, n)
     source = load_model_file(model)
     names = list(dict.fromkeys(map(parse_file_type, types.split(",")))) if types else []
-    tokens = _length(source, "--batch", batch, 1)
-    past = _length(source, "--ctx", ctx, 0)
-    options = ContextOptions(ctx=max(tokens, past + 1), batch=tokens, ubatch=tokens)
-    cases: list[Case] = []
-    with ExitStack() as stack, progress_bar("Predicting") as on_progress:
-        made = _made(source, names, stack)
-        for done, (name, file) in enumerate(made):
-            on_progress(done, len(made))
-            cases += _cases(name, file, probe, counts, options, past)
+    trained = trained_tokens(source)
+    tokens = _length(model, "--batch", batch, 1, trained)
+    past = _length(model, "--ctx", ctx, 0, trained)
+    cases = predict_cases(source, names, probe, counts, tokens, past)
     output.write(predict_reports(cases, past, probe), title="Prediction")
 
 
-def _length(model: ModelFile, option: str, tokens: int | None, least: int) -> int:
+def _length(model: str, option: str, tokens: int | None, least: int, trained: int) -> int:
     """The value of an option, or its default. Raises `UsageError` for one beyond the model's."""
-    from llamacpp_instr.prediction.steps import DEFAULT_TOKENS, trained_tokens
+    from llamacpp_instr.prediction.steps import DEFAULT_TOKENS
 
-    trained = trained_tokens(model)
     most = trained + least - 1  # what is in the cache leaves room for the token that is decoded
     if tokens is None:
         return max(least, min(DEFAULT_TOKENS, most))
     if tokens > most:
         raise UsageError(
-            f"{option} is {tokens:,}, but {model.path} was trained on contexts of {trained:,}"
-            " tokens"
+            f"{option} is {tokens:,}, but {model} was trained on contexts of {trained:,} tokens"
         )
     return tokens
-
-
-def _made(source: ModelFile, names: list[str], stack: ExitStack) -> list[tuple[str, ModelFile]]:
-    """The model in each file type, as it is if none was named."""
-    from llamacpp_instr.base.temporary import temporary_directory
-    from llamacpp_instr.lab.quantize.plan import QuantizeOptions
-    from llamacpp_instr.lab.quantize.runner import Quantizer
-    from llamacpp_instr.prediction.retyped import write_retyped
-
-    if not names:
-        return [(source.file_type or "as it is", source)]
-    quantizer = stack.enter_context(Quantizer(source, QuantizeOptions(allow_requantize=True)))
-    made = []
-    for name in names:
-        folder = stack.enter_context(temporary_directory("instr-predict-"))
-        made.append((name, write_retyped(source, quantizer.plan(name), folder)))
-    return made
-
-
-def _cases(
-    name: str,
-    file: ModelFile,
-    probe: Probe,
-    counts: list[int],
-    options: ContextOptions,
-    past: int,
-) -> list[Case]:
-    from llamacpp_instr.converters.analyses.predict import Case, Step
-    from llamacpp_instr.log.graph.timeline import plan_timeline
-    from llamacpp_instr.prediction.model import kernel_model
-    from llamacpp_instr.prediction.steps import planned_steps
-    from llamacpp_instr.recording.memory.dry_graph import UbatchShape
-    from llamacpp_instr.recording.memory.plan import plan_memory
-
-    shapes = [UbatchShape(options.batch or 1), UbatchShape(1, past)]
-    steps = planned_steps(file, options, shapes)
-    memory = plan_memory(file, options).n_bytes
-    timelines = [plan_timeline(step.graph, step.plan) for step in steps]
-
-    found = []
-    for n in counts:
-        prefill, decode = (
-            Step(step.shape.tokens, step.predict(probe, n), timeline)
-            for step, timeline in zip(steps, timelines, strict=True)
-        )
-        (overhead,) = (of for of in kernel_model(probe, n).overheads if of.threads == n)
-        found.append(Case(name, n, prefill, decode, memory, overhead.watts))
-    return found

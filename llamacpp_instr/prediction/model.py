@@ -20,6 +20,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.extras import how_to_install
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.graph.attention import Ubatch
+from llamacpp_instr.log.graph.timeline import PlanTimeline
 from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.prediction.features import ATTENTION, ONE, Features, Other, Product, features
 from llamacpp_instr.prediction.other_threads import UNKNOWN, with_threads
@@ -71,6 +72,29 @@ class PredictedStep:
     plan: Plan
     ubatch: Ubatch
     predicted: Predicted
+
+
+@dataclass(frozen=True)
+class Step:
+    """A predicted step."""
+
+    tokens: int
+    predicted: Predicted
+    timeline: PlanTimeline
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file type with a number of threads."""
+
+    type: str
+    threads: int
+    prefill: Step
+    decode: Step
+    memory: int | None
+    """bytes; None if it cannot be predicted"""
+    watts: float | None
+    """of the processors; None if the machine's file has none"""
 
 
 def kernel_model(probe: Probe, threads: int) -> KernelModel:

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.predict import Case, Step, predict_reports
+from llamacpp_instr.converters.analyses.predict import predict_reports
 from llamacpp_instr.converters.analyses.probe import busy_note, probe_reports
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan, TensorPlan
 from llamacpp_instr.lab.weights.leafs import LeafWeights
@@ -23,7 +23,7 @@ from llamacpp_instr.log.schema import Leaf, Ops, StepEnd
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction import steps
-from llamacpp_instr.prediction.model import Predicted, predict_kernels
+from llamacpp_instr.prediction.model import Case, Predicted, Step, predict_kernels
 from llamacpp_instr.prediction.probe.file import Bandwidth, Barrier, Kernel
 from llamacpp_instr.prediction.retyped import write_retyped
 from llamacpp_instr.prediction.samples import samples
