@@ -122,3 +122,24 @@ def test_every_kernel_has_a_layer_or_is_a_named_global(logs: Path) -> None:
                     homeless.append(f"{log.stem}: node {i} {nodes.op[i]} {name!r}")
     assert executed > 10000
     assert homeless == []
+
+
+def test_a_node_is_in_the_layer_of_its_name_or_in_the_next(logs: Path) -> None:
+    """llama.cpp names a node `NAME-LAYER`, and ggml what it makes of it `… (reshaped)`. What the
+    next layer makes of the last result of a layer, `l_out-0 (reshaped)`, belongs to that one."""
+    elsewhere = []
+    in_the_next = named = 0
+    for log in sorted(logs.glob("*.log")):
+        for _, event in read_events(log):
+            if not isinstance(event, schema.Graph) or event.nodes is None:
+                continue
+            for name, layer in zip(event.nodes.name, event.nodes.layer, strict=True):
+                found = re.match(r"(?:.*-|cache_[kv]_l)(\d+)( \(.*)?$", name)
+                if found:
+                    named += 1
+                    apart = layer - int(found[1])
+                    in_the_next += apart == 1
+                    if apart not in ((0, 1) if found[2] else (0,)):
+                        elsewhere.append(f"{log.stem}: {name!r} is in layer {layer}")
+    assert elsewhere == []
+    assert 0 < in_the_next < 0.01 * named
