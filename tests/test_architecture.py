@@ -64,6 +64,7 @@ TOP: dict[str, set[str]] = {
 CLI_SHARED = {
     f"llamacpp_instr.cli.{name}"
     for name in (
+        "completion",
         "options",
         "debug_runs",
         "recording",

@@ -22,6 +22,10 @@ is standard input or output. Logs may be compressed (.gz, .zst). Existing files 
 with `--force`. Exit status: 0 for success, 1 for a failure (or, if a command says so, findings),
 2 for wrong input, 130 if interrupted. If the reader closes the pipe early, as `| head` does,
 commands exit with status 0; `instr run` stops and exits with status 1.
+
+`eval "$(_INSTR_COMPLETE=bash_source instr)"` in `~/.bashrc` lets bash complete commands, options
+and their values: the keys of `--by`, ops, and file types. For zsh it is `zsh_source`, for fish
+`_INSTR_COMPLETE=fish_source instr | source`.
 """
 
 _VOCABULARY = """\

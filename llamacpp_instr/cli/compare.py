@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.base.errors import NativeError, UsageError
+from llamacpp_instr.cli import completion
 from llamacpp_instr.cli.logs import (
     GroupedCommand,
     Logs,
@@ -51,7 +52,12 @@ class _Compare(GroupedCommand):
 )
 @lenient_option
 @click.option("--reference", metavar="MODEL", help="Base of the errors.  [default: the first]")
-@click.option("--types", metavar="A,B,...", help="Quantize MODEL to these types, run and compare.")
+@click.option(
+    "--types",
+    shell_complete=completion.file_types,
+    metavar="A,B,...",
+    help="Quantize MODEL to these types, run and compare.",
+)
 @click.option(
     "-p",
     "--prompt",

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.cli import completion
 
 if TYPE_CHECKING:
     from llamacpp_instr.report.charts import Chart
@@ -294,6 +295,12 @@ report_options = gathered(
 form_options = gathered("report", ReportOutput, *_FORMS)
 """adds --json, --csv, --md and --html to a command, as the argument `report`"""
 
+ops_option = click.option(
+    "--ops",
+    metavar="OP,…",
+    shell_complete=completion.ops,
+    help="Only kernels of these ops, such as MUL_MAT,ROPE.",
+)
 phase_option = click.option(
     "--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only steps of this phase."
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.cli import completion
 from llamacpp_instr.cli.options import MOST_TOKENS, ReportOutput, command, report_options
 
 
@@ -32,6 +33,7 @@ def _threads(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 )
 @click.option(
     "--types",
+    shell_complete=completion.file_types,
     metavar="TYPE,...",
     help="File types to predict, as llama.cpp would quantize MODEL.  [default: MODEL as it is]",
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from llamacpp_instr.cli import completion
 from llamacpp_instr.cli.options import ReportOutput, command, form_options
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "--types",
     required=True,
+    shell_complete=completion.file_types,
     metavar="TYPE,…",
     help="File types, with llama-quantize's names: Q8_0, Q4_K_M, IQ4_XS, …",
 )
@@ -33,12 +35,23 @@ if TYPE_CHECKING:
     "--tensor-type",
     "tensor_types",
     multiple=True,
+    shell_complete=completion.tensor_types,
     metavar="PATTERN=TYPE",
     help="Type of tensors whose names match: * is any text, re: begins a regular expression. "
     "May be repeated; the first match counts.",
 )
-@click.option("--output-type", metavar="TYPE", help="Type of output.weight.")
-@click.option("--embedding-type", metavar="TYPE", help="Type of token_embd.weight.")
+@click.option(
+    "--output-type",
+    shell_complete=completion.tensor_types,
+    metavar="TYPE",
+    help="Type of output.weight.",
+)
+@click.option(
+    "--embedding-type",
+    shell_complete=completion.tensor_types,
+    metavar="TYPE",
+    help="Type of token_embd.weight.",
+)
 @click.option("--imatrix", metavar="FILE", help="Importance matrix from llama-imatrix.")
 @click.option("--pure", is_flag=True, help="Give all tensors the same type, without a mixture.")
 @click.option(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from llamacpp_instr.cli import completion
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import (
     ReportOutput,
     command,
+    ops_option,
     phase_option,
     range_option,
     report_options,
@@ -22,13 +24,14 @@ from llamacpp_instr.cli.options import (
 )
 @click.option(
     "--by",
+    shell_complete=completion.keys,
     metavar="KEY[,KEY]",
     help="What each row is: op, layer, block, role, tensor, type, phase, context, mark, thread.  "
     "[default: op; layer if the log has no ops]",
 )
 @phase_option
 @range_option("--layers", "Only kernels of layers A to B.")
-@click.option("--ops", metavar="OP,…", help="Only kernels of these ops, such as MUL_MAT,ROPE.")
+@ops_option
 @click.option(
     "--where",
     "wheres",

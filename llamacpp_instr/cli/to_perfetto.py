@@ -8,7 +8,7 @@ import click
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command, default_name, range_option
+from llamacpp_instr.cli.options import command, default_name, ops_option, range_option
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 
 
@@ -22,7 +22,7 @@ from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 @click.option("--force", is_flag=True, help="Overwrite TRACE if it exists.")
 @range_option("--steps", "Only steps A to B, inclusive.")
 @range_option("--layers", "Only layers A to B, inclusive.")
-@click.option("--ops", metavar="OP,…", help="Only kernels of these ops, such as MUL_MAT,ROPE.")
+@ops_option
 @click.option("--no-threads", is_flag=True, help="Leave out the tracks of single threads.")
 @click.option("--flows", is_flag=True, help="Draw arrows from ops to readers, tokens to decodes.")
 @click.option(

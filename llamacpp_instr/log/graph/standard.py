@@ -26,7 +26,7 @@ def standard_operator(op: str, params: Mapping[str, object]) -> Standard:
     """The operators for a node; `params` are those of `ops.op_params`."""
     if op in ("UNARY", "GLU"):
         return (_UNARY if op == "UNARY" else _GLU).get(str(params.get("kind")), _NONE)
-    return _OPS.get(op, _NONE)
+    return OPS.get(op, _NONE)
 
 
 _NONE = Standard((), "")
@@ -42,7 +42,7 @@ def _table(rows: str) -> dict[str, Standard]:
     return found
 
 
-_OPS = _table("""
+OPS = _table("""
 ACC               ScatterElements                index_add
 ADD               Add                            add
 ADD1              Add                            add
