@@ -22,8 +22,7 @@ def first_look(events: Iterable[tuple[int, Event]]) -> tuple[int, int] | None:
     prefill: tuple[int, int] | None = None
     decodes: list[tuple[int, int]] = []
     for line, event in events:
-        for _ in refs.problems(line, event):
-            pass  # what is not whole is shown as far as that can be done
+        refs.take(line, event)  # what is not whole is shown as far as possible
         if isinstance(event, Mark) and event.name == "warm-up" and event.phase == "begin":
             warm_up = event.mark
         elif isinstance(event, Mark) and event.mark == warm_up and event.phase == "end":

@@ -69,8 +69,7 @@ def select_lines(reader: EventReader, selection: LineSelection) -> Iterator[byte
     check_names(selection.events, EVENT_NAMES)
     refs = Resolver()
     for line, event in reader:
-        for _ in refs.problems(line, event):
-            pass  # the line is printed as it is
+        refs.take(line, event)  # the line is printed as it is, also if it is not whole
         if selection.has(event_name(event), refs.step_of(event), getattr(event, "layer", None)):
             yield _line(event)
 

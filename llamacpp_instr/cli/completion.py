@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import click
 from click.shell_completion import CompletionItem
-
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 def keys(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:

@@ -32,7 +32,11 @@ from llamacpp_instr.log.ids import (
 )
 from llamacpp_instr.log.reader import EventReader
 
-Rule: TypeAlias = Callable[[int, Any], Iterator[str]]
+Check: TypeAlias = Callable[[Any], Iterator[str]]
+"""why an event is not whole; changes nothing"""
+Take: TypeAlias = Callable[[int, Any], None]
+"""keeps what later events can name; of an event that is not whole, as far as they can be checked"""
+Measured: TypeAlias = "schema.Layers | schema.Ops | schema.Splits | schema.TensorStats"
 Takers: TypeAlias = Mapping[type[schema.Event], Callable[[Any], None]]
 
 
@@ -54,6 +58,7 @@ class Resolver:
     def __init__(self) -> None:
         self.start: schema.SessionStart
         self._begin = 0
+        self._started = False
         self.left_out = 0
         """events that `follow` left out"""
         self.latest = 0
@@ -69,25 +74,25 @@ class Resolver:
         self.open_marks: dict[int, tuple[int, schema.Mark]] = {}
         """with the line; begun and not ended"""
         self._given: defaultdict[str, Numbers] = defaultdict(Numbers)
-        self._rules: dict[type[schema.Event], Rule] = {
-            schema.SessionStart: self._session_start,
-            schema.Mark: self._mark,
-            schema.Model: self._model,
-            schema.Tensor: self._tensor,
-            schema.Context: self._context,
-            schema.Memory: self._of_context,
-            schema.Graph: self._graph,
-            schema.Plan: self._plan,
-            schema.StepBegin: self._step_begin,
-            schema.StepEnd: self._step_end,
-            schema.Compute: self._compute,
-            schema.Layers: self._layers,
-            schema.Ops: self._ops,
-            schema.Splits: self._splits,
-            schema.Sync: self._of_context,
-            schema.Kv: self._of_step,
-            schema.Token: self._of_step,
-            schema.TensorStats: self._tensor_stats,
+        self._rules: dict[type[schema.Event], tuple[Check, Take]] = {
+            schema.SessionStart: (self._check_session_start, self._take_session_start),
+            schema.Mark: (self._check_mark, self._take_mark),
+            schema.Model: (self._check_model, self._take_model),
+            schema.Tensor: (self._check_tensor, self._take_tensor),
+            schema.Context: (self._check_context, self._take_context),
+            schema.Memory: (self._check_of_context, self._take_of_context),
+            schema.Graph: (self._check_graph, self._take_graph),
+            schema.Plan: (self._check_plan, self._take_plan),
+            schema.StepBegin: (self._check_step_begin, self._take_step_begin),
+            schema.StepEnd: (self._check_step_end, self._take_step_end),
+            schema.Compute: (self._check_compute, self._take_compute),
+            schema.Layers: (self._check_layers, self._take_measured),
+            schema.Ops: (self._check_ops, self._take_ops),
+            schema.Splits: (self._check_splits, self._take_measured),
+            schema.Sync: (self._check_of_context, self._take_of_context),
+            schema.Kv: (self._check_of_step, self._take_kv),
+            schema.Token: (self._check_of_step, self._take_token),
+            schema.TensorStats: (self._check_tensor_stats, self._take_tensor_stats),
         }
 
     def follow(
@@ -103,11 +108,13 @@ class Resolver:
         if not isinstance(event, schema.SessionStart):
             raise LogError("its session_start is damaged", reader.path, 1)
         self.start = event
-        self._begin = self.latest = event.t
+        self.take(line, event)
+        self.latest = event.t
         yield line, event
         for line, event in events:
-            problem = next(self.problems(line, event), None)
+            problem = next(self.problems(event), None)
             if problem is None:
+                self.take(line, event)
                 if event.t > self.latest:
                     self.latest = event.t
                 yield line, event
@@ -135,18 +142,20 @@ class Resolver:
                 self.left_out += 1
         return self.left_out
 
-    def problems(self, line: int, event: schema.Event) -> Iterator[str]:
-        """Why the event is not whole, one message each.
-
-        The event is taken once the iterator is exhausted. If there were problems, it is taken as
-        far as later events can then be checked.
-        """
+    def problems(self, event: schema.Event) -> Iterator[str]:
+        """Why the event is not whole, one message each; changes nothing."""
         rule = self._rules.get(type(event))
-        found = rule(line, event) if rule else iter(())
+        found = rule[0](event) if rule else iter(())
         # loading a model begins before the library can open a session by itself
         if event.t < self._begin and not isinstance(event, schema.Model):
             return chain([f"`t` is {self._begin - event.t} ns before session_start"], found)
         return found
+
+    def take(self, line: int, event: schema.Event) -> None:
+        """Keep what later events can name. An event that is not whole is taken as far as later
+        events can then be checked."""
+        if (rule := self._rules.get(type(event))) is not None:
+            rule[1](line, event)
 
     def step_of(self, event: schema.Event) -> int:
         """The step that the latest event belongs to, -1 for none."""
@@ -158,37 +167,45 @@ class Resolver:
 
     # --- facts ---
 
-    def _session_start(self, line: int, event: schema.SessionStart) -> Iterator[str]:
-        if line == 1:
-            self._begin = event.t
-        else:
+    def _check_session_start(self, _event: schema.SessionStart) -> Iterator[str]:
+        if self._started:
             yield "occurs a second time"
 
-    def _model(self, _line: int, event: schema.Model) -> Iterator[str]:
+    def _take_session_start(self, _line: int, event: schema.SessionStart) -> None:
+        if not self._started:
+            self._started = True
+            self._begin = event.t
+
+    def _check_model(self, event: schema.Model) -> Iterator[str]:
         if event.model in self.models:
             yield f"model {event.model} was given before"
-            return
-        self.models[event.model] = KnownModel(event)
 
-    def _tensor(self, _line: int, event: schema.Tensor) -> Iterator[str]:
+    def _take_model(self, _line: int, event: schema.Model) -> None:
+        self.models.setdefault(event.model, KnownModel(event))
+
+    def _check_tensor(self, event: schema.Tensor) -> Iterator[str]:
         model = self.models.get(event.model)
         if math.prod(event.ne) > schema.MOST:
             yield "an impossible tensor shape"
         if model is None:
             yield self._missing("model", event.model)
-            return
-        self.model = model
-        if event.tensor in model.tensors:
+        elif event.tensor in model.tensors:
             yield f"tensor {event.tensor} of model {event.model} was given before"
-            return
-        model.tensors.add(event.tensor)
 
-    def _context(self, _line: int, event: schema.Context) -> Iterator[str]:
-        model = self.models.get(event.model)
+    def _take_tensor(self, _line: int, event: schema.Tensor) -> None:
+        if (model := self.models.get(event.model)) is not None:
+            self.model = model
+            if event.tensor not in model.tensors:
+                model.tensors.add(event.tensor)
+
+    def _check_context(self, event: schema.Context) -> Iterator[str]:
         if event.ctx in self._given["context"]:
             yield f"context {event.ctx} was given before"
-        if model is None:
+        if event.model not in self.models:
             yield self._missing("model", event.model)
+
+    def _take_context(self, _line: int, event: schema.Context) -> None:
+        model = self.models.get(event.model)
         if model is None or event.ctx in self._given["context"]:
             return
         self._given["context"].add(event.ctx)
@@ -204,30 +221,36 @@ class Resolver:
             forgotten.graphs.clear()
             forgotten.compute = None
 
-    def _graph(self, _line: int, event: schema.Graph) -> Iterator[str]:
-        context = self._named(event.ctx)
+    def _check_graph(self, event: schema.Graph) -> Iterator[str]:
         if event.graph in self._given["graph"]:
             yield f"graph {event.graph} was given before"
             return
-        if context is None:
+        if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
         yield from graph_problems(event)
-        if context is None:
+
+    def _take_graph(self, _line: int, event: schema.Graph) -> None:
+        context = self._named(event.ctx)
+        if context is None or event.graph in self._given["graph"]:
             return
         self._given["graph"].add(event.graph)
         self.graphs[event.graph] = context.graphs[event.graph] = KnownGraph(event, context)
         if len(context.graphs) > schema.GRAPHS_KEPT:
             self._forget(context.graphs.pop(next(iter(context.graphs))))
 
-    def _plan(self, _line: int, event: schema.Plan) -> Iterator[str]:
+    def _check_plan(self, event: schema.Plan) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
         if event.plan in self._given["plan"]:
             yield f"plan {event.plan} was given before"
-            return
-        if graph is None:
+        elif graph is None:
             yield self._missing("graph", event.graph)
+        else:
+            yield from plan_problems(event, graph.event)
+
+    def _take_plan(self, _line: int, event: schema.Plan) -> None:
+        graph = self.graphs.get(event.graph)
+        if graph is None or event.plan in self._given["plan"]:
             return
-        yield from plan_problems(event, graph.event)
         self._given["plan"].add(event.plan)
         self.graph = graph
         self.plan = self.plans[event.plan] = KnownPlan(event, graph)
@@ -238,58 +261,69 @@ class Resolver:
         for plan in graph.plans:
             del self.plans[plan]
 
-    def _mark(self, line: int, event: schema.Mark) -> Iterator[str]:
+    def _check_mark(self, event: schema.Mark) -> Iterator[str]:
         if event.phase == "end":
-            opened = self.open_marks.pop(event.mark, None)
-            if opened is None:
+            if event.mark not in self.open_marks:
                 yield f"mark {event.mark} ends and was not begun"
-            else:
-                self.mark = opened[1]
         elif event.mark in self._given["mark"]:
             yield f"mark {event.mark} was given before"
-        else:
+
+    def _take_mark(self, line: int, event: schema.Mark) -> None:
+        if event.phase == "end":
+            if (opened := self.open_marks.pop(event.mark, None)) is not None:
+                self.mark = opened[1]
+        elif event.mark not in self._given["mark"]:
             self._given["mark"].add(event.mark)
             if event.phase == "begin":
                 self.open_marks[event.mark] = line, event
 
     # --- steps and computes ---
 
-    def _step_begin(self, line: int, event: schema.StepBegin) -> Iterator[str]:
-        context = self._named(event.ctx)
-        if context is None:
+    def _check_step_begin(self, event: schema.StepBegin) -> Iterator[str]:
+        if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
-        yield from (problems := list(sequence_problems(event)))
+        yield from sequence_problems(event)
         if event.step in self._given["step"]:
             yield f"step {event.step} was given before"
+
+    def _take_step_begin(self, line: int, event: schema.StepBegin) -> None:
+        context = self._named(event.ctx)
+        if event.step in self._given["step"]:
             return
         self._given["step"].add(event.step)
-        parts = context.batches.parts(event) if context and not problems else []
+        sound = context is not None and next(sequence_problems(event), None) is None
+        parts = context.batches.parts(event) if context and sound else []
         self.step = self.open_steps[event.step] = KnownStep(event, line, parts)
 
-    def _step_end(self, _line: int, event: schema.StepEnd) -> Iterator[str]:
-        self.step = self.open_steps.pop(event.step, None)
-        if self.step is None:
+    def _check_step_end(self, event: schema.StepEnd) -> Iterator[str]:
+        if event.step not in self.open_steps:
             over = event.step in self._given["step"]
             yield f"step {event.step} was {'ended before' if over else 'never begun'}"
 
-    def _compute(self, _line: int, event: schema.Compute) -> Iterator[str]:
-        context, graph = self._named(event.ctx), self.graphs.get(event.graph)
-        self.step = self.open_steps.get(event.step)
+    def _take_step_end(self, _line: int, event: schema.StepEnd) -> None:
+        self.step = self.open_steps.pop(event.step, None)
+
+    def _check_compute(self, event: schema.Compute) -> Iterator[str]:
+        graph, step = self.graphs.get(event.graph), self.open_steps.get(event.step)
         if event.compute in self._given["compute"]:
             yield f"compute {event.compute} was given before"
             return
-        if context is None:
+        if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
         if graph is None:
             yield self._missing("graph", event.graph)
         elif graph.event.ctx != event.ctx:
             yield f"of context {event.ctx}, its graph is of context {graph.event.ctx}"
-        if self.step is None and event.step != -1:
+        if step is None and event.step != -1:
             over = event.step in self._given["step"]
             yield f"step {event.step} {'is over' if over else 'never began'}"
-        elif self.step and self.step.event.ctx != event.ctx:
-            yield f"of context {event.ctx}, its step is of context {self.step.event.ctx}"
-        if context is None or graph is None:
+        elif step and step.event.ctx != event.ctx:
+            yield f"of context {event.ctx}, its step is of context {step.event.ctx}"
+
+    def _take_compute(self, _line: int, event: schema.Compute) -> None:
+        context, graph = self._named(event.ctx), self.graphs.get(event.graph)
+        self.step = self.open_steps.get(event.step)
+        if context is None or graph is None or event.compute in self._given["compute"]:
             return
         self._given["compute"].add(event.compute)
         if context.compute:
@@ -303,56 +337,77 @@ class Resolver:
 
     # --- measurements ---
 
-    def _layers(self, _line: int, event: schema.Layers) -> Iterator[str]:
+    def _check_layers(self, event: schema.Layers) -> Iterator[str]:
         yield from interval_problems(event, layer=event.layer, gap=event.gap)
-        yield from self._measured(event.compute)
+        yield from self._check_measured(event.compute)
 
-    def _ops(self, _line: int, event: schema.Ops) -> Iterator[str]:
+    def _check_ops(self, event: schema.Ops) -> Iterator[str]:
         yield from interval_problems(event, gap=event.gap, wait=event.wait)
-        yield from self._measured(event.compute)
+        yield from self._check_measured(event.compute)
         compute, plan = self.computes.get(event.compute), self.plans.get(event.plan)
         if plan is None:
             yield self._missing("plan", event.plan)
-            return
-        self.plan = plan
-        if len(event.dur) != len(plan.event.node):
+        elif len(event.dur) != len(plan.event.node):
             yield f"{len(event.dur)} kernels, plan {event.plan} has {len(plan.event.node)}"
         elif compute and plan.graph is not compute.graph:
             other = compute.event.graph
             yield f"plan {event.plan} is of graph {plan.event.graph}, the compute of graph {other}"
 
-    def _splits(self, _line: int, event: schema.Splits) -> Iterator[str]:
+    def _take_ops(self, line: int, event: schema.Ops) -> None:
+        self._take_measured(line, event)
+        if (plan := self.plans.get(event.plan)) is not None:
+            self.plan = plan
+
+    def _check_splits(self, event: schema.Splits) -> Iterator[str]:
         columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
         yield from interval_problems(event, **columns)
-        yield from self._measured(event.compute)
+        yield from self._check_measured(event.compute)
         compute = self.computes.get(event.compute)
         if compute and max(event.split, default=-1) >= len(compute.graph.event.splits):
             yield f"split {max(event.split)}, the graph has {len(compute.graph.event.splits)}"
 
-    def _tensor_stats(self, _line: int, event: schema.TensorStats) -> Iterator[str]:
+    def _check_tensor_stats(self, event: schema.TensorStats) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
-        yield from self._measured(event.compute)
+        yield from self._check_measured(event.compute)
         if graph is None:
             yield self._missing("graph", event.graph)
-            return
-        self.graph = graph
-        if event.node >= graph.event.n_nodes:
+        elif event.node >= graph.event.n_nodes:
             yield f"node {event.node} of graph {event.graph}, which has {graph.event.n_nodes}"
 
-    def _of_context(self, _line: int, event: schema.Memory | schema.Sync) -> Iterator[str]:
-        if self._named(event.ctx) is None:
+    def _take_tensor_stats(self, line: int, event: schema.TensorStats) -> None:
+        self._take_measured(line, event)
+        if (graph := self.graphs.get(event.graph)) is not None:
+            self.graph = graph
+
+    def _check_measured(self, number: int) -> Iterator[str]:
+        if number not in self.computes:
+            yield self._missing("compute", number)
+
+    def _take_measured(self, _line: int, event: Measured) -> None:
+        if (compute := self.computes.get(event.compute)) is not None:
+            self.compute = compute
+
+    def _check_of_context(self, event: schema.Memory | schema.Sync) -> Iterator[str]:
+        if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
 
-    def _of_step(self, _line: int, event: schema.Kv | schema.Token) -> Iterator[str]:
-        if self._named(event.ctx) is None:
+    def _take_of_context(self, _line: int, event: schema.Memory | schema.Sync) -> None:
+        self._named(event.ctx)
+
+    def _check_of_step(self, event: schema.Kv | schema.Token) -> Iterator[str]:
+        if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
-        elif isinstance(event, schema.Kv):
-            self.context.caches.take(event)
-            self.context.batches.moved(event)
-        else:
-            self.context.batches.sampled(event)
         if event.step != -1 and event.step not in self._given["step"]:
             yield f"step {event.step} never began"
+
+    def _take_kv(self, _line: int, event: schema.Kv) -> None:
+        if (context := self._named(event.ctx)) is not None:
+            context.caches.take(event)
+            context.batches.moved(event)
+
+    def _take_token(self, _line: int, event: schema.Token) -> None:
+        if (context := self._named(event.ctx)) is not None:
+            context.batches.sampled(event)
 
     def _named(self, ctx: int) -> KnownContext | None:
         """The context, which is now the one that was named last."""
@@ -360,12 +415,6 @@ class Resolver:
         if context is not None:
             self.context = self.contexts[ctx] = context
         return context
-
-    def _measured(self, number: int) -> Iterator[str]:
-        if (compute := self.computes.get(number)) is not None:
-            self.compute = compute
-        else:
-            yield self._missing("compute", number)
 
     def _missing(self, what: str, number: int) -> str:
         given = number in self._given[what]

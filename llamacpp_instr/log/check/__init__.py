@@ -94,11 +94,10 @@ class _Checker:
         """The errors of the event of `line`, by itself and given the events before it."""
         if self._end:
             yield f"comes after session_end (line {self._end[0]})"
-        whole = True
-        for problem in self._refs.problems(line, event):
-            whole = False
-            yield problem
-        if whole:
+        problems = list(self._refs.problems(event))
+        self._refs.take(line, event)
+        yield from problems
+        if not problems:
             for rules in self._rules:
                 if rule := rules.get(type(event)):
                     yield from rule(event)
