@@ -134,7 +134,7 @@ PEERS = {("import", "--output")}
 """needs PyTorch; tests/peers runs it"""
 NO_FILE = {
     "A,B,...", "ADDRESS", "ARGS", "A[-B]", "COLUMN", "DATASET", "KEY=PATTERN",
-    "KEY[,KEY]", "N", "N,...", "NAME", "OP,…", "PATTERN", "PERCENT", "REGEX=TYPE",
+    "KEY[,KEY]", "N", "N,...", "NAME", "OP,…", "PATTERN", "PERCENT", "PATTERN=TYPE",
     "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,...", "TYPE,…",
 }  # fmt: skip
 """metavars of the other options"""
