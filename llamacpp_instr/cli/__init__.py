@@ -35,6 +35,18 @@ SHOW_TRACEBACK = "LLAMACPP_INSTR_TRACEBACK"
 """the variable of the environment with which an unexpected error is raised, as in our tests"""
 
 _Commands = dict[str, str]
+
+
+def _exports() -> _Commands:
+    """`to_NAME.py` beside this file is the command `to-NAME`; its first line ends with the help."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("to_*.py")):
+        with path.open(encoding="utf-8") as file:
+            help_text = file.readline().rstrip().removesuffix('"""').partition("`: ")[2]
+        found[path.stem.replace("_", "-")] = help_text
+    return found
+
+
 GROUPS: dict[str, _Commands] = {
     "Record": {
         "build": "Build and install the instrumented llama.cpp.",
@@ -75,13 +87,7 @@ GROUPS: dict[str, _Commands] = {
         "blocks": "Print the blocks of a quantized tensor of a model.",
         "weights": "Print, show or export the weights of a model.",
     },
-    "Exchange": {
-        "to-perfetto": "Convert a log to a Perfetto trace.",
-        "to-parquet": "Convert a log to tables in Parquet or CSV files.",
-        "to-onnx": "Write the graph of a model or a log as ONNX.",
-        "to-torch": "Convert a log for TensorBoard and PyTorch's trace analysis.",
-        "to-flashinfer": "Export the ops of a log as workloads of flashinfer-bench.",
-    },
+    "Exchange": _exports(),
     "Fleet": {
         "collect": "Collect many logs into one data set of Parquet files.",
         "sql": "Ask about the logs in a data set.",

@@ -1,4 +1,4 @@
-"""`instr to-flashinfer LOG... -o DATASET`: the ops of logs as workloads of flashinfer-bench."""
+"""`instr to-flashinfer`: Export the ops of a log as workloads of flashinfer-bench."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr to-onnx MODEL|LOG -o graph.onnx`: writes the graph that llama.cpp runs as ONNX."""
+"""`instr to-onnx`: Write the graph of a model or a log as ONNX."""
 
 from __future__ import annotations
 

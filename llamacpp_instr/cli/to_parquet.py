@@ -1,4 +1,4 @@
-"""`instr to-parquet LOG... -o DIR`: writes a log's tables, one file each."""
+"""`instr to-parquet`: Convert a log to tables in Parquet or CSV files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr to-perfetto LOG...`: writes a session as a Perfetto trace."""
+"""`instr to-perfetto`: Convert a log to a Perfetto trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr to-torch LOG -o DIR`: a session for TensorBoard and PyTorch's trace analysis."""
+"""`instr to-torch`: Convert a log for TensorBoard and PyTorch's trace analysis."""
 
 from __future__ import annotations
 
