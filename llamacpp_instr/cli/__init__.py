@@ -197,9 +197,14 @@ class LazyGroup(click.Group):
 def _with_new_names(command: str, args: Sequence[str]) -> Iterator[str]:
     """The arguments of a command with the options as they are called now."""
     renamed = OLD_OPTIONS.get(command, {})
+    before = ""
     for arg in args:
         option, equals, value = arg.partition("=")
-        yield renamed.get(option, option) + equals + value
+        if before == "--layer" in renamed and arg == "-1":
+            yield "none"  # what lies outside of layers had this number
+        else:
+            yield renamed.get(option, option) + equals + value
+        before = arg
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from llamacpp_instr.cli.options import command, range_option
 @command("instr cat session.log --expand --event op --layers 0 | jq .dur")
 @click.option("--event", "events", metavar="NAME", multiple=True, help="Only events of this name.")
 @range_option("--steps", "Only events of steps A to B.")
-@range_option("--layers", "Only lines of layers A to B.")
+@range_option("--layers", "Only lines of layers A to B; none: of those outside of layers.")
 @click.option("--expand", is_flag=True, help="One line for each op and layer (the flat form).")
 @log_options
 @click.option("-o", "--output", default="-", metavar="FILE", help="Write to FILE; - is stdout.")

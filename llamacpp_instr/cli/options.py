@@ -80,13 +80,15 @@ def given_options(*names: str) -> list[str]:
 
 def range_option(name: str, text: str) -> _Decorator:
     """An option whose value is a range: `A`, `A-B`, `A-` or `-B`, also with a colon. The command
-    gets (first, last), both inclusive, or None."""
+    gets (first, last), both inclusive, or None. `--layers none` is what lies outside of layers."""
 
     def parse(
         _ctx: click.Context, _param: click.Parameter, value: str | None
     ) -> tuple[int, int] | None:
         if value is None:
             return None
+        if name == "--layers" and value == "none":
+            return -1, -1
         match = re.fullmatch(r"(\d{1,18})|(\d{0,18})[-:](\d{0,18})", value)
         if match is None:
             raise UsageError(f"{name} {value}: give 7, 7-9, 7- or -9")

@@ -30,7 +30,7 @@ from llamacpp_instr.cli.options import (
     "[default: op; layer if the log has no ops]",
 )
 @phase_option
-@range_option("--layers", "Only kernels of layers A to B.")
+@range_option("--layers", "Only kernels of layers A to B; none: those outside of layers.")
 @ops_option
 @click.option(
     "--where",

@@ -21,7 +21,7 @@ from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 )
 @click.option("--force", is_flag=True, help="Overwrite TRACE if it exists.")
 @range_option("--steps", "Only steps A to B, inclusive.")
-@range_option("--layers", "Only layers A to B, inclusive.")
+@range_option("--layers", "Only layers A to B, inclusive; none: what lies outside of layers.")
 @ops_option
 @click.option("--no-threads", is_flag=True, help="Leave out the tracks of single threads.")
 @click.option("--flows", is_flag=True, help="Draw arrows from ops to readers, tokens to decodes.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -105,6 +106,20 @@ def test_a_wrong_range_is_named(text: str, message: str) -> None:
     error = CliRunner().invoke(ranged, ["--steps", text]).exception
     assert isinstance(error, UsageError)
     assert str(error) == message
+
+
+def test_layers_none_is_what_lies_outside_of_layers() -> None:
+    """`cat --layer -1` was the same."""
+    named = [
+        instr("cat", str(LOG), "--expand", "--event", "op", option, value).stdout
+        for option, value in (("--layers", "none"), ("--layer", "-1"))
+    ]
+    assert named[0] == named[1]
+    assert {json.loads(line)["layer"] for line in named[0].splitlines()} == {-1}
+    rows = json.loads(
+        instr("stats", str(LOG), "--by", "layer", "--layers", "none", "--json").stdout
+    )
+    assert [row["layer"] for row in rows[0]["rows"]] == [-1]
 
 
 CHARACTERS = "ab-.*?[]!^\\(|$1/"
