@@ -44,7 +44,7 @@ def import_(source: Path, output: Path, type_: str | None, base: Path | None, fo
     """Convert a model folder to a GGUF model.
 
     SOURCE is a Hugging Face folder with safetensors or PyTorch files, a folder in Meta's own layout
-    (consolidated.*.pth, params.json, tokenizer.model; Llama 1 and 2), or a LoRA adapter of PEFT.
+    (consolidated.*.pth, params.json, tokenizer.model; Llama 1 to 3), or a LoRA adapter of PEFT.
     llama.cpp's own converter does the work, in its own process. It needs the packages of
     llamacpp-instr[hf]. No code of the folder runs, and nothing is downloaded but the converter.
     """

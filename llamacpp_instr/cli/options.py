@@ -180,7 +180,7 @@ past_option = click.option(
     "--past",
     type=click.IntRange(0, 1 << 24),
     metavar="N",
-    help="Tokens that the cache of a model has before.  [default: 0]",
+    help="Tokens in the cache of a model before the step.  [default: 0]",
 )
 """for commands that take a model or a log"""
 

@@ -19,7 +19,7 @@ def probe(output: str | None, force: bool) -> None:
     """Measure this machine, for roofline and predict.
 
     Measures how fast threads copy memory, by the amount that they copy, how fast ggml multiplies
-    weights of each type, and what an op costs that computes nothing. Then it records small random
+    weights of each type, and the cost of an op that computes nothing. Then it records small random
     models, and fits what each kernel costs. All this is done with 1, 2, 4 and more threads, up to
     as many as `instr run` uses, and takes minutes. Run it while no other process computes: it
     measures implausible figures again, and leaves them out if they remain so. `instr roofline`

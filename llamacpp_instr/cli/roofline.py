@@ -24,8 +24,9 @@ from llamacpp_instr.cli.options import ReportOutput, command, report_options
 def roofline(logs: Logs, machine: str | None, output: ReportOutput) -> None:
     """Compare the ops of a log with what the machine can do.
 
-    Prints, by op and phase, the rates, the FLOPs per byte, what is attainable with so many, and
-    what was reached of it: memory or the kernel is the limit. `instr probe` measures the machine.
+    Prints, by op and phase, the rates, the FLOPs per byte, the rate that is attainable with that
+    many, the share of it that was reached, and the limit: memory or the kernel. `instr probe`
+    measures the machine.
 
     The HTML page draws the ops under the roofs. LOG is a file, plain or compressed (.gz, .zst), or
     - for standard input. The parts of a rotated log are one session; other logs are shown one after

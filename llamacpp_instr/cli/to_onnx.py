@@ -51,8 +51,8 @@ def to_onnx(
 
     It is the graph that llama.cpp runs in a prefill or a decode, for Netron, ONNX Runtime and other
     tools. It has standard operators only. An op that none can express becomes an operator of the
-    domain `ggml`, and is named in the output. Caches are inputs and outputs. Shapes are those of
-    the one graph: so many tokens, and a cache of so many cells.
+    domain `ggml`, and is named in the output. Caches are inputs and outputs. Shapes are fixed:
+    those of one graph, with its number of tokens and of cells in the cache.
 
     Weights are written beside it, to a file that ends with .data, dequantized to float32; F16 stays
     as it is. MODEL is a GGUF file, or demo for the demo model; its graph comes from a dry run,
