@@ -66,7 +66,6 @@ CLI_SHARED = {
     for name in (
         "completion",
         "options",
-        "debug_runs",
         "recording",
         "logs",
         "serving",

@@ -103,13 +103,13 @@ def debug(
             raise UsageError("--dap is for models; leave out the program after --")
         if dap and dap_port is not None:
             raise UsageError("--dap and --dap-port exclude each other")
-        from llamacpp_instr.cli.debug_runs import serve_editor
+        from llamacpp_instr.run.debugging import serve_editor
 
         serve_editor(model, prompt, dap_port)
         return
-    from llamacpp_instr.cli import debug_runs
     from llamacpp_instr.debugger.terminal import Terminal
     from llamacpp_instr.recording.files import fresh_log
+    from llamacpp_instr.run import debugging
     from llamacpp_instr.run.session import RunOptions
 
     program: Sequence[str] | None = ctx.meta["program"]
@@ -123,19 +123,23 @@ def debug(
         raise UsageError("give a model and --prompt TEXT, or a program after --")
     if program is not None:
         if page:
-            debug_runs.debug_program_on_page(program, log, force, breakpoints, serving)
+            debugging.debug_program_on_page(
+                program, log, force, breakpoints, serving.port or 0, serving.show
+            )
         else:
-            debug_runs.debug_program(program, Terminal(breakpoints), log, force)
+            debugging.debug_program(program, Terminal(breakpoints), log, force)
         return
     assert model is not None
     assert prompt is not None
     if page:
         given = {"model": model, "prompt": prompt, "n": n, "chat": chat, "log": str(log)}
         arguments = {**given, "force": force, **_camel(context)}
-        debug_runs.debug_model_on_page(arguments, breakpoints, serving)
+        ctx.exit(
+            debugging.debug_model_on_page(arguments, breakpoints, serving.port or 0, serving.show)
+        )
     else:
         options = RunOptions(model, [prompt], log, n, chat=chat, context=context, force=force)
-        debug_runs.debug_model(options, Terminal(breakpoints))
+        debugging.debug_model(options, Terminal(breakpoints))
 
 
 def _camel(context: ContextOptions) -> dict[str, Any]:

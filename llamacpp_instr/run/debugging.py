@@ -13,13 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
 
 from llamacpp_instr.base.extras import need
 from llamacpp_instr.base.temporary import temporary_directory
-from llamacpp_instr.base.terminal import notice, printable_text
-from llamacpp_instr.cli.serving import Serving
+from llamacpp_instr.base.terminal import notice, print_line, printable_text
 from llamacpp_instr.debugger.api import begin_debugged
 from llamacpp_instr.debugger.collected import CollectedLogits
 from llamacpp_instr.debugger.comparison import Comparison, Continuation, compare
@@ -128,7 +126,7 @@ def serve_editor(model: str | None, prompt: str | None, port: int | None) -> Non
     if port is None:
         serve_stdio(adapter)
     else:
-        serve_tcp(adapter, port, lambda port: click.echo(f"listening on 127.0.0.1:{port}"))
+        serve_tcp(adapter, port, lambda port: print_line(f"listening on 127.0.0.1:{port}"))
 
 
 def debug_model(options: RunOptions, terminal: Terminal) -> None:
@@ -141,7 +139,8 @@ def debug_model(options: RunOptions, terminal: Terminal) -> None:
     if terminal.commands.changes and terminal.debugger.go is not Go.QUIT:
         notice("running again without the changes, for comparison")
         compared, texts = compare_with_unchanged(options, written, logits)
-        click.echo(printable_text(comparison_table(compared, texts.__getitem__)), err=True)
+        table = comparison_table(compared, texts.__getitem__)
+        print(printable_text(table), file=sys.stderr, flush=True)
 
 
 def debug_program(program: Sequence[str], terminal: Terminal, log: Path, force: bool) -> None:
@@ -158,9 +157,12 @@ def debug_program(program: Sequence[str], terminal: Terminal, log: Path, force: 
     terminal.end()
 
 
-def debug_model_on_page(arguments: Json, breakpoints: Sequence[str], serving: Serving) -> None:
+def debug_model_on_page(
+    arguments: Json, breakpoints: Sequence[str], port: int, show: Callable[[str], None]
+) -> int:
     """Run a model by a launch configuration, and serve its page until the user quits there, or
-    Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
+    Ctrl-C; `show` gets its address. Returns the exit status. Raises `UsageError` for what cannot be
+    run, or served."""
 
     def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
         launched = launch(arguments, None, None, debugger, *say)
@@ -171,28 +173,33 @@ def debug_model_on_page(arguments: Json, breakpoints: Sequence[str], serving: Se
             lambda compared: shared.tell("instr/comparison", _comparison(*compared)),
         )  # fmt: skip
 
-    shared, server = _serving(make, breakpoints, serving, arguments["model"])
+    shared, server = _serving(make, breakpoints, port, arguments["model"])
     with ends_by_signals():
         try:
             shared.start({**arguments, "stopOnEntry": not breakpoints}, breakpoints)
-            server.run(lambda: serving.show(server.address))
+            server.run(lambda: show(server.address))
         finally:
             shared.close()
     for line in shared.lines:
         notice(line)
-    if shared.exit_code:
-        sys.exit(shared.exit_code)
+    return shared.exit_code or 0
 
 
 def debug_program_on_page(
-    command: Sequence[str], log: Path, force: bool, breakpoints: Sequence[str], serving: Serving
+    command: Sequence[str],
+    log: Path,
+    force: bool,
+    breakpoints: Sequence[str],
+    port: int,
+    show: Callable[[str], None],
 ) -> None:
     """Run a Python program in this thread, and serve its page in another, until the program has
-    ended and the user quits, or Ctrl-C. Raises `UsageError` for what cannot be run, or served."""
+    ended and the user quits, or Ctrl-C; `show` gets its address. Raises `UsageError` for what
+    cannot be run, or served."""
     check_program(command)
     check_log_path(log, force, "--force")
     program = _InThisThread(stop_on_entry=not breakpoints)
-    shared, server = _serving(lambda *_: program, breakpoints, serving)
+    shared, server = _serving(lambda *_: program, breakpoints, port)
     started = threading.Event()
 
     shared.on_quit = program.end_soon
@@ -203,7 +210,7 @@ def debug_program_on_page(
             thread.start()
             started.wait()
             shared.start({}, breakpoints, wait=False)
-            serving.show(server.address)
+            show(server.address)
             try:
                 with session, shared.adapter.debugger:
                     run_program(command)
@@ -226,7 +233,7 @@ def debug_program_on_page(
 def _serving(
     make: Callable[..., Program],
     breakpoints: Sequence[str],
-    serving: Serving,
+    port: int,
     model: str | None = None,
 ) -> tuple[SharedRun, DebugServer]:
     """With a `model`, the page has a tab of its weights."""
@@ -250,7 +257,7 @@ def _serving(
     shared = SharedRun(lambda send: Adapter(send, make), tensors is not None)
     looks = Looks(shared.adapter.commands)
     shared.adapter.more = looks.requests
-    return shared, DebugServer(shared, serving.port or 0, tensors)
+    return shared, DebugServer(shared, port, tensors)
 
 
 class _InThisThread:
