@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamacpp_instr.cli import COMMANDS
 from llamacpp_instr.converters.exports.tables import NAMES
 from llamacpp_instr.converters.exports.torch.stream import NAMES as TORCH
 from llamacpp_instr.prediction.probe.file import probe_json
@@ -64,12 +65,15 @@ TABLES = tuple(f"data/{name}.csv" for name in NAMES)
 PROFILE = tuple(f"profile/{name}" for name in TORCH)
 KEPT = ("kept/model-Q8_0.gguf", "kept/source-1.log", "kept/Q8_0-1.log")
 RUN = "-n 1"
+OTHER_EXPORTS = ("to-flashinfer", "to-onnx", "to-parquet", "to-torch")
+"""exports that write more than one file"""
 
 ALL = [
     *(
         Case(f"{command} session.log -o {{}}")
         for command in (
-            "cat", "summary", "stats", "requests", "tree", "page", "to-perfetto", "ops",
+            "cat", "summary", "stats", "requests", "tree", "page", "ops",
+            *(name for name in COMMANDS if name.startswith("to-") and name not in OTHER_EXPORTS),
         )
     ),
     Case("values values.log -o {}"),
