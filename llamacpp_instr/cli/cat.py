@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from llamacpp_instr.cli.logs import Logs, log_options, notice_ends
-from llamacpp_instr.cli.options import command, range_option
+from llamacpp_instr.cli.options import command, force_option, range_option
 
 
 @command("instr cat session.log --expand --event op --layers 0 | jq .dur")
@@ -15,7 +15,7 @@ from llamacpp_instr.cli.options import command, range_option
 @click.option("--expand", is_flag=True, help="One line for each op and layer (the flat form).")
 @log_options
 @click.option("-o", "--output", default="-", metavar="FILE", help="Write to FILE; - is stdout.")
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@force_option
 def cat(
     logs: Logs,
     events: tuple[str, ...],

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.cli.options import command, context_options, given_options
+from llamacpp_instr.cli.options import (
+    chat_option,
+    command,
+    context_options,
+    force_option,
+    given_options,
+)
 from llamacpp_instr.cli.serving import Serving, serving_options
 
 if TYPE_CHECKING:
@@ -51,8 +57,8 @@ class _Debug(click.Command):
     metavar="FILE",
     help="The log to write.  [default: debug.log, or debug-2.log and so on if that exists]",
 )
-@click.option("--force", is_flag=True, help="Overwrite the log if it exists.")
-@click.option("--chat", is_flag=True, help="Apply the model's own chat template to the prompt.")
+@force_option
+@chat_option
 @context_options
 @click.option(
     "--dap",

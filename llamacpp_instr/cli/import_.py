@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.cli.options import command
+from llamacpp_instr.cli.options import command, force_option
 
 _TYPES = ("F16", "BF16", "F32", "Q8_0")
 
@@ -39,7 +39,7 @@ _TYPES = ("F16", "BF16", "F32", "Q8_0")
     metavar="FOLDER",
     help="For an adapter: the folder with config.json of its base model.",
 )
-@click.option("--force", is_flag=True, help="Overwrite the file if it exists.")
+@force_option
 def import_(source: Path, output: Path, type_: str | None, base: Path | None, force: bool) -> None:
     """Convert a model folder to a GGUF model.
 

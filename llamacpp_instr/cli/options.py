@@ -134,6 +134,10 @@ def _context(**given: Any) -> Any:
     return ContextOptions(**given)
 
 
+force_option = click.option("--force", is_flag=True, help="Overwrite files that exist.")
+chat_option = click.option(
+    "--chat", is_flag=True, help="Apply the model's own chat template to the prompt."
+)
 threads_option = click.option("--threads", type=int, help="Threads.  [default: physical cores]")
 context_options = gathered(
     "context",
@@ -290,7 +294,7 @@ report_options = gathered(
         metavar="FILE",
         help="Write to FILE; .json, .csv, .md and .html choose the format.",
     ),
-    click.option("--force", is_flag=True, help="Overwrite files that exist."),
+    force_option,
 )
 """adds --json, --csv, --md, --html, -o and --force to a command, as the argument `output`"""
 

@@ -8,14 +8,14 @@ import click
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command
+from llamacpp_instr.cli.options import command, force_option
 
 
 @command("instr page session.log -o session.html")
 @click.option(
     "-o", "--output", metavar="FILE", help="Output; - is stdout.  [default: LOG's name, .html]"
 )
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@force_option
 @log_options
 def page(logs: Logs, output: str | None, force: bool) -> None:
     """Write one HTML page about a log, to look at or to send.

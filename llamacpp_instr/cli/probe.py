@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from llamacpp_instr.cli.options import command
+from llamacpp_instr.cli.options import command, force_option
 
 
 @command("instr probe")
@@ -14,7 +14,7 @@ from llamacpp_instr.cli.options import command
     metavar="FILE",
     help="Write to FILE, not to the user's cache; - prints the JSON.",
 )
-@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@force_option
 def probe(output: str | None, force: bool) -> None:
     """Measure this machine, for roofline and predict.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.cli import completion
-from llamacpp_instr.cli.options import ReportOutput, command, form_options
+from llamacpp_instr.cli.options import ReportOutput, command, force_option, form_options
 
 if TYPE_CHECKING:
     from llamacpp_instr.model.types import GgmlType
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 )
 @click.option("--threads", type=click.IntRange(1, 512), help="Threads.  [default: one per core]")
 @form_options
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@force_option
 def quantize(
     model: str,
     types: str,

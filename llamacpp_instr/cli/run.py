@@ -12,7 +12,13 @@ import click
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli import recording
-from llamacpp_instr.cli.options import command, context_options, read_text
+from llamacpp_instr.cli.options import (
+    chat_option,
+    command,
+    context_options,
+    force_option,
+    read_text,
+)
 
 
 @command(
@@ -47,7 +53,7 @@ from llamacpp_instr.cli.options import command, context_options, read_text
     help="The log to write; - is standard output.  "
     "[default: session.log, or session-2.log and so on if that exists]",
 )
-@click.option("--force", is_flag=True, help="Overwrite the log if it exists.")
+@force_option
 @click.option("--temp", default=0.0, show_default=True, help="Temperature; 0 is greedy.")
 @click.option("--top-k", type=int, help="Sample from the K most probable tokens.")
 @click.option("--top-p", type=float, help="Sample from the fewest tokens with this probability.")
@@ -55,7 +61,7 @@ from llamacpp_instr.cli.options import command, context_options, read_text
 @click.option("--seed", type=int, help="Seed of the sampling.  [default: random, kept in the log]")
 @context_options
 @click.option("--no-mmap", is_flag=True, help="Read the model into memory, do not map it.")
-@click.option("--chat", is_flag=True, help="Apply the model's own chat template to the prompt.")
+@chat_option
 @click.option(
     "--embed",
     is_flag=True,

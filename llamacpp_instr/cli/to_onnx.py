@@ -11,7 +11,13 @@ import click
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.extras import need
 from llamacpp_instr.cli.logs import Logs, is_model
-from llamacpp_instr.cli.options import MOST_TOKENS, command, lenient_option, past_option
+from llamacpp_instr.cli.options import (
+    MOST_TOKENS,
+    command,
+    force_option,
+    lenient_option,
+    past_option,
+)
 
 if TYPE_CHECKING:
     from llamacpp_instr.log.schema import Graph
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-weights", is_flag=True, help="Leave the weights out: they become inputs.")
 @lenient_option
-@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@force_option
 def to_onnx(
     source: str,
     output: str,

@@ -8,7 +8,7 @@ import click
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command, default_name, ops_option, range_option
+from llamacpp_instr.cli.options import command, default_name, force_option, ops_option, range_option
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 
 
@@ -19,7 +19,7 @@ from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
 @click.option(
     "-o", "--output", metavar="TRACE", help="Output; - is stdout.  [default: LOG's name, .pftrace]"
 )
-@click.option("--force", is_flag=True, help="Overwrite TRACE if it exists.")
+@force_option
 @range_option("--steps", "Only steps A to B, inclusive.")
 @range_option("--layers", "Only layers A to B, inclusive; none: what lies outside of layers.")
 @ops_option
