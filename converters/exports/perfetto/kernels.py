@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,6 +39,8 @@ TEMPLATES = 64
 class _Batch:
     template: ComputeTemplate
     n_kernels: int
+    timeline: PlanTimeline | None
+    """of which its key has the id, so that no other one can have it"""
     n: int = 0
     t: list[int] = field(default_factory=list)
     columns: list[tuple[Int64 | None, Int64, Int64 | None]] = field(default_factory=list)
@@ -63,6 +67,8 @@ class KernelSlices:
         self._flows = flows
         self._batches: OrderedDict[object, _Batch] = OrderedDict()
         self._timelines: OrderedDict[int, PlanTimeline] = OrderedDict()
+        self._alike: OrderedDict[bytes, PlanTimeline] = OrderedDict()
+        """by what the timeline is made of: each run of a prompt builds the same graphs again"""
         self.layers_seen: set[int] = set()
         self.ops_seen: set[str] = set()
         self.matched = False
@@ -89,7 +95,7 @@ class KernelSlices:
         own."""
         gaps, waits, main = event.gap is not None, event.wait is not None, work is not None
         bounds = work.bound.tobytes() if work and timeline.kernels.attention else b""
-        key = (event.plan, track, main, gaps, waits, bounds)
+        key = (id(timeline), track, main, gaps, waits, bounds)
 
         def make() -> ComputeTemplate:
             packets, selection = self._packets, self._selection
@@ -100,21 +106,26 @@ class KernelSlices:
                 )
             return thread_template(packets, timeline, selection, track, gaps, waits)
 
-        batch = self._batch(key, len(event.dur), make)
+        batch = self._batch(key, len(event.dur), make, timeline)
         if work and (timeline.kernels.attention or not batch.work):
             batch.work.append((work.flops, work.bytes))
         self._add(batch, event, event.wait, event.tail)
 
     def timeline(self, graph: Graph, plan: Plan) -> PlanTimeline:
-        """The slices of a plan; computed once and kept while the plan is in use."""
+        """The slices of a plan; computed once and kept while the plan is in use. Plans that differ
+        only in their ids have the same."""
         known = self._timelines.get(plan.plan)
         if known is None:
-            known = self._timelines[plan.plan] = plan_timeline(graph, plan)
-            if len(self._timelines) > TEMPLATES:
-                self._timelines.popitem(last=False)
-            self.layers_seen.update(op.layer for op in known.ops)
-            self.ops_seen.update(op.name for op in known.ops)
-            self.matched |= any(map(self._selection.has_op, known.ops))
+            made_of = graph.splits, graph.buffers, graph.leafs, graph.nodes, plan.node, plan.n
+            content = msgspec.msgpack.encode(made_of)
+            known = self._alike.get(content)
+            if known is None:
+                known = plan_timeline(graph, plan)
+                _keep(self._alike, content, known)
+                self.layers_seen.update(op.layer for op in known.ops)
+                self.ops_seen.update(op.name for op in known.ops)
+                self.matched |= any(map(self._selection.has_op, known.ops))
+            _keep(self._timelines, plan.plan, known)
         return known
 
     def flush(self) -> None:
@@ -122,10 +133,16 @@ class KernelSlices:
         for batch in self._batches.values():
             self._fill(batch)
 
-    def _batch(self, key: object, n_kernels: int, make: Callable[[], ComputeTemplate]) -> _Batch:
+    def _batch(
+        self,
+        key: object,
+        n_kernels: int,
+        make: Callable[[], ComputeTemplate],
+        timeline: PlanTimeline | None = None,
+    ) -> _Batch:
         batch = self._batches.get(key)
         if batch is None:
-            batch = self._batches[key] = _Batch(make(), n_kernels)
+            batch = self._batches[key] = _Batch(make(), n_kernels, timeline)
             if len(self._batches) > TEMPLATES:
                 self._fill(self._batches.popitem(last=False)[1])
         return batch
@@ -161,3 +178,9 @@ class KernelSlices:
         self._write(batch.template.fill(times, first))
         batch.n = 0
         batch.columns, batch.t, batch.tail, batch.work = [], [], [], []
+
+
+def _keep(kept: OrderedDict[Any, PlanTimeline], key: object, timeline: PlanTimeline) -> None:
+    kept[key] = timeline
+    if len(kept) > TEMPLATES:
+        kept.popitem(last=False)
