@@ -138,7 +138,7 @@ def picture(lines: Sequence[Line], outputs: Outputs) -> Chart:
 
 def page(rows: str, n_tokens: int) -> str:
     return f"""\
-# What quantization costs
+# Choose a quantization
 
 <!-- Written by `make quantization`. Do not edit: change tools/quantization_page.py. -->
 

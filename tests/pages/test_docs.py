@@ -250,6 +250,13 @@ def test_the_index_has_every_page() -> None:
     assert pages == {link for link in listed if not link.startswith("..")}
 
 
+def test_a_page_has_the_title_that_the_index_names() -> None:
+    docs = ROOT / "docs"
+    index = (docs / "README.md").read_text(encoding="utf-8")
+    for title, link in re.findall(r"^- \[([^]]+)\]\(([^)]+)\): ", index, re.M):
+        assert (docs / link).read_text(encoding="utf-8").startswith(f"# {title}\n"), link
+
+
 def test_a_page_is_listed_in_the_group_of_its_folder() -> None:
     """A question of the first table leads to its page at once, so to all within two clicks."""
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")

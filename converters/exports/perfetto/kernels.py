@@ -40,7 +40,7 @@ class _Batch:
     template: ComputeTemplate
     n_kernels: int
     timeline: PlanTimeline | None
-    """of which its key has the id, so that no other one can have it"""
+    """its id is a part of the key: kept, so that no other object gets that id"""
     n: int = 0
     t: list[int] = field(default_factory=list)
     columns: list[tuple[Int64 | None, Int64, Int64 | None]] = field(default_factory=list)
