@@ -13,6 +13,7 @@ TEXTS = sorted(
     for pattern in (
         "*.md", "docs/**/*.md", "patches/*.md", "docker/*.md", "llamacpp_instr/**/*.py",
         "converters/**/*.py", "converters/**/*.html", "llamacpp_instr/**/*.html",
+        "llamacpp_instr/**/*.js", "converters/**/*.js",
     )
     for path in ROOT.glob(pattern)
 )  # fmt: skip

@@ -1,4 +1,4 @@
-// The listing as source text, of which only the lines in sight are elements, and the map of it.
+// The listing as source text (only the lines in sight are elements), and the map of it.
 
 import { $, make } from "./parts.js";
 
