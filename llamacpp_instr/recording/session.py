@@ -159,12 +159,12 @@ def record(
 ) -> Recording:
     """Begin a session that records every use of `llama_cpp` in this process until it is closed.
 
-    `level` is how much is recorded (`schema.LEVELS`). `stats` is a regular expression: the values
-    of the tensors whose names match are summarized. `args`, a mapping of JSON values (others are
-    converted with `str`), is kept in the log's first line. `force` replaces an existing log, and no
-    other file. `stop_on_nan` makes a decode fail once a `stats` tensor contains a NaN. With
-    `on_log_error="stop"` the process ends with one line if the log can no longer be written; with
-    `"continue"` the dropped events are counted.
+    `level` is how much is recorded (`schema.LEVELS`). `stats` is a glob, or a regular
+    expression after `re:`: the values of the tensors whose names match are summarized. `args`, a
+    mapping of JSON values (others are converted with `str`), is kept in the log's first line.
+    `force` replaces an existing log, and no other file. `stop_on_nan` makes a decode fail once a
+    `stats` tensor contains a NaN. With `on_log_error="stop"` the process ends with one line if the
+    log can no longer be written; with `"continue"` the dropped events are counted.
 
     Raises `UsageError` for a wrong argument or a log that cannot be opened, `NativeError` without
     the patched library. A process can have one session at a time.
