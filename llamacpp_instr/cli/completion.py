@@ -27,16 +27,16 @@ def ops(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[Comple
 
 def file_types(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
     """`--types A,B`: what llama.cpp's quantizer can write."""
-    from llamacpp_instr.model.types import FILE_TYPES
+    from llamacpp_instr.lab.quantize.plan import WRITABLE
 
-    return _items(FILE_TYPES.values(), typed)
+    return _items(WRITABLE, typed)
 
 
 def tensor_types(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
     """`--output-type A` and `--tensor-type PATTERN=A`."""
-    from llamacpp_instr.model.types import BY_NAME
+    from llamacpp_instr.lab.quantize.plan import TENSOR_TYPES
 
-    return _items(BY_NAME, typed, "=")
+    return _items(TENSOR_TYPES, typed, "=")
 
 
 def _items(names: Iterable[str], typed: str, separator: str = ",") -> list[CompletionItem]:

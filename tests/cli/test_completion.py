@@ -41,6 +41,7 @@ def completed(*words: str) -> list[str]:
         (["quantize", "--tensor-type", "*ffn_down*=q6"], ["*ffn_down*=Q6_K"]),
         (["predict", "--types", "iq4_x"], ["IQ4_XS"]),
         (["compare", "--types", "Q6"], ["Q6_K"]),
+        (["quantize", "--types", "NVFP"], []),  # llama.cpp only reads it
     ],
 )
 def test_bash_is_offered(words: list[str], offered: list[str]) -> None:
