@@ -27,19 +27,19 @@ const char * llama_instr_info(void) {
 }
 
 int32_t llama_instr_status(void) {
-    const auto s = open_session_or_null();
+    const auto s = open_part_or_null();
     return s ? LLAMA_INSTR_ACTIVE | (s->log.failed() ? LLAMA_INSTR_FAILED : 0) | (s->all->nan_seen ? LLAMA_INSTR_NAN : 0) : 0;
 }
 
 int64_t llama_instr_dropped(void) {
-    const auto s = open_session_or_null();
+    const auto s = open_part_or_null();
     return s ? (int64_t) s->log.dropped() : 0;
 }
 
 int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name, int32_t seq) {
     static const char * phases[] = { "begin", "end", "instant" };
     const auto lock = marks_lock();
-    auto s = llama_instr_enabled() ? current_session() : nullptr;
+    auto s = llama_instr_enabled() ? current_part() : nullptr;
     if (!s || phase < 0 || phase > 2) {
         return -1;
     }
@@ -58,7 +58,7 @@ int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name, int32_t s
 }
 
 int32_t llama_instr_note(const char * name, const char * json) {
-    auto s = llama_instr_enabled() ? current_session() : nullptr;
+    auto s = llama_instr_enabled() ? current_part() : nullptr;
     if (!s) {
         return -1;
     }
@@ -78,7 +78,7 @@ int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t
 }
 
 int32_t llama_instr_reserve_graph(struct llama_context * ctx, uint32_t n_tokens, uint32_t n_seqs, uint32_t n_outputs) {
-    const auto s = llama_instr_enabled() ? current_session() : nullptr;
+    const auto s = llama_instr_enabled() ? current_part() : nullptr;
     if (!s) {
         return -1;
     }
@@ -101,8 +101,8 @@ void llama_instr_message(enum ggml_log_level level, const char * text) {
     if (!llama_instr_enabled() || (level != GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_ERROR)) {
         return;
     }
-    // not current_session(): opening a session may print a message
-    const auto s = open_session_or_null();
+    // not current_part(): opening a session may print a message
+    const auto s = open_part_or_null();
     if (!s) {
         return;
     }

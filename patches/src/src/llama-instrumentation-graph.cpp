@@ -4,7 +4,6 @@
 
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-session.h"
-#include "llama-instrumentation-thread.h"
 
 #include "ggml-backend.h"
 
@@ -197,7 +196,7 @@ void write_splits_of_graph(json_line & line, ggml_backend_sched_t sched) {
     line.close_array();
 }
 
-void write_graph(session & s, context_state & state, const graph_state & graph, ggml_cgraph * gf, const char * source, const char * why) {
+void write_graph(log_part & s, context_state & state, const graph_state & graph, ggml_cgraph * gf, const char * source, const char * why) {
     ggml_backend_sched_t sched = state.ctx->get_sched();
     const int n_nodes = ggml_graph_n_nodes(gf);
     int n_exec = 0;
@@ -221,7 +220,7 @@ void write_graph(session & s, context_state & state, const graph_state & graph, 
 
 }  // namespace
 
-graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers) {
+graph_state & graph_of(log_part & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers) {
     auto graph = std::make_unique<graph_state>();
     graph->uid = ggml_instr_graph_uid(gf);
     graph->id  = s.all->next_graph++;

@@ -25,6 +25,6 @@ struct graph_state {
 
 // The graph that is about to be computed, if it was not the last one; it is written now. `built_layers` are the
 // layers of a graph that was just built.
-graph_state & graph_of(session & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers);
+graph_state & graph_of(log_part & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers);
 
 }  // namespace llama_instr

@@ -5,7 +5,7 @@
 #include "llama-instrumentation.h"
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-secrets.h"
-#include "llama-instrumentation-thread.h"
+#include "llama-instrumentation-json.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -85,6 +85,8 @@ std::vector<std::string> cpu_features() {
     return names;
 }
 
+}  // namespace
+
 std::string iso_time(const timespec & wall) {
     struct tm utc;
     gmtime_r(&wall.tv_sec, &utc);
@@ -119,8 +121,6 @@ void write_process(json_line & line) {
     line.close_array().close_object();
 }
 
-}  // namespace
-
 uint64_t resident_bytes() {
     unsigned long long size = 0, resident = 0;
     std::ifstream file("/proc/self/statm");
@@ -144,39 +144,6 @@ int thread_id() {
 #else
     return 0;
 #endif
-}
-
-void write_session_start(session & s) {
-    timespec wall;
-    const uint64_t before = ggml_instr_clock_ns();
-    clock_gettime(CLOCK_REALTIME, &wall);
-    const uint64_t t_start = before + (ggml_instr_clock_ns() - before) / 2;
-
-    rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    s.minflt = usage.ru_minflt;
-    s.majflt = usage.ru_majflt;
-
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_SESSION_START, t_start);
-    line.kv(LLAMA_INSTR_K_SCHEMA, LLAMA_INSTR_SCHEMA_VERSION).kv(LLAMA_INSTR_K_ID, s.all->id);
-    if (s.part > 1) {
-        line.kv(LLAMA_INSTR_K_PART, s.part);
-    }
-    line.kv(LLAMA_INSTR_K_TIME, iso_time(wall));
-    line.kv(LLAMA_INSTR_K_WALL, (uint64_t) wall.tv_sec * 1000000000 + (uint64_t) wall.tv_nsec);
-    line.kv(LLAMA_INSTR_K_LEVEL, level_names[(int) s.detail]);
-    line.kv(LLAMA_INSTR_K_CLOCK, ggml_instr_has_counter() ? ggml_instr_counter_name() : "monotonic");
-    if (s.reads_values() || s.is_debugged()) {
-        line.kv(LLAMA_INSTR_K_PERTURBED, true);
-    }
-    line.kv_json(LLAMA_INSTR_K_PRODUCER, llama_instr_info());
-    write_host(line);
-    write_process(line);
-    if (!s.all->args.empty()) {
-        line.kv_json(LLAMA_INSTR_K_ARGS, s.all->args.c_str());
-    }
-    s.write(LLAMA_INSTR_EV_SESSION_START, line);
 }
 
 }  // namespace llama_instr

@@ -278,4 +278,10 @@ class json_line {
     }
 };
 
+// the calling thread's line; only one is built at a time
+inline json_line & line_buffer() {
+    thread_local json_line line;
+    return line;
+}
+
 }  // namespace llama_instr

@@ -7,7 +7,6 @@
 
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-session.h"
-#include "llama-instrumentation-thread.h"
 
 #include <algorithm>
 #include <cstring>
@@ -31,7 +30,7 @@ shared_plan known_plan(const graph_state & graph, const ggml_instr_thread & th) 
     return nullptr;
 }
 
-shared_plan new_plan(session & s, graph_state & graph, const ggml_instr_thread & th) {
+shared_plan new_plan(log_part & s, graph_state & graph, const ggml_instr_thread & th) {
     const size_t n = (size_t) th.n;
     const auto made = std::make_shared<plan_state>();
     graph.plans.push_back(made);
@@ -61,7 +60,7 @@ shared_plan new_plan(session & s, graph_state & graph, const ggml_instr_thread &
     return made;
 }
 
-const shared_plan & plan_of(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th) {
+const shared_plan & plan_of(log_part & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th) {
     if (graph.last.size() <= (size_t) thread) {
         graph.last.resize((size_t) thread + 1);
     }
@@ -197,7 +196,7 @@ struct alignas(8) kernels_record {
 };
 
 // `returned`: when the barrier after the last kernel ended, which only the caller's thread knows
-void add_thread(session & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th, uint64_t returned, const compute_times & times) {
+void add_thread(log_part & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th, uint64_t returned, const compute_times & times) {
     const shared_plan & plan = plan_of(s, graph, thread, th);
     kernels_record record = {};
     record.plan      = plan.get();
@@ -235,7 +234,7 @@ struct alignas(8) splits_record {
 
 }  // namespace
 
-void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times) {
+void write_kernels(log_part & s, context_state & state, graph_state & graph, const compute_times & times) {
     const ggml_instr_sink & sink = state.sink;
     for (int32_t i = 0; i < sink.n_threads; i++) {
         const ggml_instr_thread & th = sink.threads[i];

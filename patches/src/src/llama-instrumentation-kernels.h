@@ -8,7 +8,7 @@
 
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
-class session;
+class log_part;
 struct context_state;
 struct graph_state;
 
@@ -38,6 +38,6 @@ struct compute_times {
     int    compute;
     uint64_t begin, end;  // ticks
 };
-void write_kernels(session & s, context_state & state, graph_state & graph, const compute_times & times);
+void write_kernels(log_part & s, context_state & state, graph_state & graph, const compute_times & times);
 
 }  // namespace llama_instr

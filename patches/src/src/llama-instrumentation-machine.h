@@ -24,7 +24,7 @@ struct machine_counts {
     machine_record since(const machine_counts & before) const;
 };
 
-// the calling thread is the recorder's: its waiting disturbs nobody
+// the calling thread is the recorder's: its waiting disturbs no thread of the program
 void is_recorder_thread();
 
 }  // namespace llama_instr

@@ -35,7 +35,7 @@ cell_counts count_cells(const cache_state & cache) {
 }
 
 // the cache's number in the context; a cache is met when it is first applied
-size_t cache_index(session & s, context_state & state, const void * cache, bool recurrent, const llama_memory_i * mem) {
+size_t cache_index(log_part & s, context_state & state, const void * cache, bool recurrent, const llama_memory_i * mem) {
     for (size_t i = 0; i < state.caches.size(); i++) {
         if (state.caches[i].cache == cache) {
             return i;
@@ -74,7 +74,7 @@ void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std:
         return;
     }
     recorder_clock recorder(t);
-    session &    s      = *t.step.s;
+    log_part &    s      = *t.step.s;
     const size_t index  = cache_index(*t.step.s, *t.step.state, kv, false, kv);
     kv_record    record = make_record(*t.step.state, t.step.id, index, cells ? "apply" : "shift", ticks_now());
     if (cells) {
@@ -103,7 +103,7 @@ void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
 }
 
 void llama_instr_memory_op::begin() {
-    const auto s = current_session();
+    const auto s = current_part();
     context_state * state = s ? s->known.find_by_memory(mem) : nullptr;
     if (!state) {
         mem = nullptr;
@@ -115,7 +115,7 @@ void llama_instr_memory_op::begin() {
 }
 
 void llama_instr_memory_op::finish() {
-    const auto s = current_session();
+    const auto s = current_part();
     context_state * state = s ? s->known.find_by_memory(mem) : nullptr;
     if (!state) {
         return;

@@ -1,12 +1,10 @@
-// llama-instrumentation-models.cpp - models and contexts: what they are, written when a session meets them
+// llama-instrumentation-models.cpp - models and contexts: what they are, written when a part of a log meets them
 
 #include "llama-instrumentation-models.h"
 
-#include "llama-instrumentation.h"
 #include "llama-instrumentation-host.h"
-#include "llama-instrumentation-recorder.h"
 #include "llama-instrumentation-schema.h"
-#include "llama-instrumentation-thread.h"
+#include "llama-instrumentation-session.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -18,7 +16,7 @@ namespace llama_instr {
 namespace {
 
 // Facts that llama.cpp does not keep, for sessions that begin later. Never destroyed, like the recorder's
-// globals. They have their own mutex, because a session asks for them while it holds its own.
+// globals. They have their own mutex, because a part asks for them while it holds its own.
 struct fact_table {
     std::mutex mutex;
     std::unordered_map<const llama_model *, model_load>      loads;
@@ -34,6 +32,30 @@ fact_table & facts() {
 
 std::mutex & facts_mutex() {
     return facts().mutex;
+}
+
+void keep_fact(const llama_model * model, const model_load & load) {
+    auto & f = facts();
+    std::lock_guard<std::mutex> lock(f.mutex);
+    f.loads[model] = load;
+}
+
+void keep_fact(const llama_context * ctx, const context_types & types) {
+    auto & f = facts();
+    std::lock_guard<std::mutex> lock(f.mutex);
+    f.types[ctx] = types;
+}
+
+void forget_fact(const llama_model * model) {
+    auto & f = facts();
+    std::lock_guard<std::mutex> lock(f.mutex);
+    f.loads.erase(model);
+}
+
+void forget_fact(const llama_context * ctx) {
+    auto & f = facts();
+    std::lock_guard<std::mutex> lock(f.mutex);
+    f.types.erase(ctx);
 }
 
 model_load load_of(const llama_model * model) {
@@ -159,7 +181,7 @@ int layer_of_weight(const std::string & name) {
     return end != name.c_str() + at + 4 && *end == '.' ? (int) layer : -1;
 }
 
-void write_weight(session & s, int model_id, int id, const std::string & name, const ggml_tensor * t) {
+void write_weight(log_part & s, int model_id, int id, const std::string & name, const ggml_tensor * t) {
     ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
     json_line & line = line_buffer();
     line.begin(LLAMA_INSTR_EV_TENSOR, ggml_instr_clock_ns());
@@ -271,7 +293,7 @@ std::string memory_json(const llama_context * ctx) {
     return line.end_array();
 }
 
-void write_memory_if_changed(session & s, context_state & state) {
+void write_memory_if_changed(log_part & s, context_state & state) {
     const std::string now = memory_json(state.ctx);
     if (now == state.memory) {
         return;
@@ -285,55 +307,3 @@ void write_memory_if_changed(session & s, context_state & state) {
 }
 
 }  // namespace llama_instr
-
-using namespace llama_instr;
-
-//
-// models and contexts come and go
-//
-
-llama_instr_model_load::llama_instr_model_load(const char * path_) : path(path_ ? path_ : ""), t_begin(ggml_instr_clock_ns()) {}
-
-void llama_instr_model_load::done(const llama_model * model) {
-    {
-        auto & f = facts();
-        std::lock_guard<std::mutex> lock(f.mutex);
-        f.loads[model] = { path, t_begin, ggml_instr_clock_ns() - t_begin };
-    }
-    if (llama_instr_enabled()) {
-        if (auto s = current_session()) {
-            s->known.of(model);
-        }
-    }
-}
-
-void llama_instr_model_free(const llama_model * model) {
-    {
-        auto & f = facts();
-        std::lock_guard<std::mutex> lock(f.mutex);
-        f.loads.erase(model);
-    }
-    forget_everywhere(model);
-}
-
-void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v) {
-    {
-        auto & f = facts();
-        std::lock_guard<std::mutex> lock(f.mutex);
-        f.types[ctx] = { type_k, type_v };
-    }
-    if (llama_instr_enabled()) {
-        if (auto s = current_session()) {
-            s->known.of(ctx);
-        }
-    }
-}
-
-void llama_instr_context_free(const llama_context * ctx) {
-    {
-        auto & f = facts();
-        std::lock_guard<std::mutex> lock(f.mutex);
-        f.types.erase(ctx);
-    }
-    forget_everywhere(ctx);
-}

@@ -1,4 +1,4 @@
-// llama-instrumentation-models.h - models and contexts: what a session knows of them
+// llama-instrumentation-models.h - models and contexts: what a part of a log knows of them
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
-class session;
+class log_part;
 
 // a memory that a context was seen to use
 struct cache_state {
@@ -36,7 +36,7 @@ struct context_state {
     int  id     = -1;
     int  tokens = 0;   // sampled so far
     int  last_step = -1;
-    bool graphs_known = false;  // graphs built since the session began; older ones have no layers
+    bool graphs_known = false;  // graphs built since the part began; older ones have no layers
     bool has_device   = false;
     std::string memory;  // the last breakdown written
     std::vector<batch_token> sampled;  // the latest batch, which a sampler reads
@@ -58,15 +58,15 @@ struct model_state {
     std::unordered_map<const ggml_tensor *, int> weights;
 };
 
-// What one session has met. A context's state is touched only by the thread that uses the context, as llama.cpp demands
+// What one part of a log has met. A context's state is touched only by the thread that uses the context, as llama.cpp demands
 // of its contexts anyway.
 class model_table {
   public:
-    explicit model_table(session & s_) : s(s_) {}
+    explicit model_table(log_part & s_) : s(s_) {}
 
     // The state of a context; on its first use here, writes it, its model and its weights to the log.
     context_state & of(const llama_context * ctx);
-    // the same, or nullptr if the session has not met the context
+    // the same, or nullptr if the part has not met the context
     context_state * find(const llama_context * ctx);
     model_state   & of(const llama_model * model);
     void forget(const llama_context * ctx);
@@ -78,7 +78,7 @@ class model_table {
     void follow(model_table & previous);
 
   private:
-    session & s;
+    log_part & s;
     std::mutex mutex;
     std::unordered_map<const llama_context *, std::unique_ptr<context_state>> contexts;
     std::unordered_map<const llama_model *, std::unique_ptr<model_state>>     models;
@@ -103,11 +103,16 @@ struct context_types {
 };
 context_types types_of(const llama_context * ctx);
 
+void keep_fact(const llama_model * model, const model_load & load);
+void keep_fact(const llama_context * ctx, const context_types & types);
+void forget_fact(const llama_model * model);
+void forget_fact(const llama_context * ctx);
+
 // guards these facts
 std::mutex & facts_mutex();
 
 // llama.cpp's memory breakdown as a JSON array of buffer uses
 std::string memory_json(const llama_context * ctx);
-void write_memory_if_changed(session & s, context_state & state);
+void write_memory_if_changed(log_part & s, context_state & state);
 
 }  // namespace llama_instr

@@ -5,17 +5,16 @@
 #include "llama-instrumentation.h"
 #include "llama-instrumentation-environment.h"
 #include "llama-instrumentation-host.h"
+#include "llama-instrumentation-messages.h"
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
-#include <poll.h>
 #include <pthread.h>
 #include <thread>
 #include <unistd.h>
@@ -30,18 +29,16 @@ namespace {
 struct global_state {
     std::mutex mutex;
     std::mutex pointing;  // guards `open` for those who must not wait until a session is opened
-    std::shared_ptr<session> open;
+    std::shared_ptr<log_part> open;
     bool environment_asks = false;
     int  closing = 0;  // sessions that wait for the steps under way, whose hooks must go on
-    // every session that may still be referred to: the open one is the last; before it come the parts that it
-    // followed and sessions that are being closed
-    std::vector<std::weak_ptr<session>> sessions;
+    // every part that may still be referred to: the open one is the last; before it come those that it followed and
+    // those of sessions that are being closed
+    std::vector<std::weak_ptr<log_part>> parts;
     std::mutex marks;
-    std::mutex telling;
-    held_file  standard_error;  // as it was before a library redirected it, as llama-cpp-python does
 
     // with the mutex held
-    void set_open(std::shared_ptr<session> s) {
+    void set_open(std::shared_ptr<log_part> s) {
         std::lock_guard<std::mutex> lock(pointing);
         open.swap(s);
     }
@@ -62,10 +59,10 @@ int fail(int code, const std::string & text) {
     return -code;
 }
 
-// the sessions that somebody holds; with the mutex held
-std::vector<std::shared_ptr<session>> held_sessions() {
-    std::vector<std::shared_ptr<session>> held;
-    for (const auto & weak : global().sessions) {
+// the parts that are still held; with the mutex held
+std::vector<std::shared_ptr<log_part>> held_parts() {
+    std::vector<std::shared_ptr<log_part>> held;
+    for (const auto & weak : global().parts) {
         if (auto s = weak.lock()) {
             held.push_back(std::move(s));
         }
@@ -74,11 +71,11 @@ std::vector<std::shared_ptr<session>> held_sessions() {
 }
 
 // call with the mutex held
-void make_current(const std::shared_ptr<session> & s) {
+void make_current(const std::shared_ptr<log_part> & s) {
     auto & g = global();
-    const auto gone = [](const std::weak_ptr<session> & weak) { return weak.expired(); };
-    g.sessions.erase(std::remove_if(g.sessions.begin(), g.sessions.end(), gone), g.sessions.end());
-    g.sessions.push_back(s);
+    const auto gone = [](const std::weak_ptr<log_part> & weak) { return weak.expired(); };
+    g.parts.erase(std::remove_if(g.parts.begin(), g.parts.end(), gone), g.parts.end());
+    g.parts.push_back(s);
     g.set_open(s);
     g.update_flag();
 }
@@ -88,11 +85,11 @@ int open_session(const request & asked) {
         return fail(EBUSY, "this process is already being recorded, to " + global().open->log.path() +
                            "; close that session first, or leave out `instr exec`");
     }
-    auto s = std::make_shared<session>();
+    auto s = std::make_shared<log_part>();
     if (!parse_level(asked.level.c_str(), s->detail)) {
         return fail(EINVAL, "unknown level '" + asked.level + "'; it is minimal, detailed or verbose");
     }
-    s->all           = std::make_shared<recording>();
+    s->all           = std::make_shared<session>();
     s->all->id       = random_id();
     s->all->path     = asked.path;
     s->all->args     = asked.args;
@@ -103,7 +100,7 @@ int open_session(const request & asked) {
     } catch (const std::regex_error & err) {
         return fail(EINVAL, "not a regular expression: '" + asked.stats + "': " + err.what());
     }
-    write_session_start(*s);
+    s->write_start();
     const int status = s->all->files.open(s, asked.path, asked.found);
     if (status != 0) {
         return fail(-status, asked.path + ": " + reason_of(status));
@@ -139,8 +136,8 @@ void open_from_environment() {
 }
 
 // polls, so that a step need not notify; a step that hangs must not hang the end of the session
-void wait_for_steps(const std::vector<std::shared_ptr<session>> & parts) {
-    const auto     has_steps = [](const std::shared_ptr<session> & part) { return part->has_steps(); };
+void wait_for_steps(const std::vector<std::shared_ptr<log_part>> & parts) {
+    const auto     has_steps = [](const std::shared_ptr<log_part> & part) { return part->has_steps(); };
     const uint64_t until     = ggml_instr_clock_ns() + (uint64_t) 10 * 1000 * 1000 * 1000;
     while (std::any_of(parts.begin(), parts.end(), has_steps) && ggml_instr_clock_ns() < until) {
         std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -149,15 +146,15 @@ void wait_for_steps(const std::vector<std::shared_ptr<session>> & parts) {
 
 int close_session(const char * reason, bool wait) {
     auto & g = global();
-    std::shared_ptr<session> last;
-    std::vector<std::shared_ptr<session>> parts;
+    std::shared_ptr<log_part> last;
+    std::vector<std::shared_ptr<log_part>> parts;
     {
         std::lock_guard<std::mutex> lock(g.mutex);
         if (!g.open) {
             return fail(ENOENT, "no session is open");
         }
         last  = g.open;
-        parts = held_sessions();
+        parts = held_parts();
         g.set_open(nullptr);
         g.closing++;
     }
@@ -183,7 +180,7 @@ int close_session(const char * reason, bool wait) {
 }
 
 // call with the mutex held
-const std::shared_ptr<session> & current_locked() {
+const std::shared_ptr<log_part> & current_locked() {
     auto & g = global();
     if (!g.open && g.environment_asks) {
         open_from_environment();
@@ -209,12 +206,6 @@ void follow_with_next_part() {
     make_current(next);
 }
 
-void keep_standard_error() {
-    auto & g = global();
-    std::lock_guard<std::mutex> lock(g.telling);
-    g.standard_error.duplicate(STDERR_FILENO);
-}
-
 void at_exit() {
     if (llama_instr_enabled()) {
         fflush(stdout);  // closing may end the program at once
@@ -228,7 +219,7 @@ void at_exit() {
 // one of them while it waits for the writer, except for a log to be opened, or for a step.
 std::array<std::mutex *, 5> locks_of_process() {
     auto & g = global();
-    return { &g.marks, &g.mutex, &facts_mutex(), &g.telling, &g.pointing };  // in the order in which threads lock them
+    return { &g.marks, &g.mutex, &facts_mutex(), &messages_mutex(), &g.pointing };  // in the order in which threads lock them
 }
 
 void before_fork() {
@@ -247,11 +238,11 @@ void after_fork() {
 // asks for one.
 void in_child() {
     auto & g = global();
-    for (auto & part : held_sessions()) {
+    for (auto & part : held_parts()) {
         part->log.abandon();
-        new std::shared_ptr<session>(std::move(part));  // never destroyed: its locks may be held forever
+        new std::shared_ptr<log_part>(std::move(part));  // never destroyed: its locks may be held forever
     }
-    g.sessions.clear();
+    g.parts.clear();
     g.open    = nullptr;
     g.closing = 0;
     g.environment_asks = !request_of_environment().path.empty();
@@ -279,13 +270,13 @@ struct startup {
 
 }  // namespace
 
-std::shared_ptr<session> current_session() {
+std::shared_ptr<log_part> current_part() {
     auto & g = global();
     std::lock_guard<std::mutex> lock(g.mutex);
     return current_locked();
 }
 
-std::shared_ptr<session> session_of_step() {
+std::shared_ptr<log_part> part_of_step() {
     auto & g = global();
     std::unique_lock<std::mutex> lock(g.mutex);
     if (const auto s = current_locked(); s && s->is_full()) {
@@ -299,19 +290,10 @@ std::shared_ptr<session> session_of_step() {
     return g.open;
 }
 
-std::shared_ptr<session> open_session_or_null() {
+std::shared_ptr<log_part> open_part_or_null() {
     auto & g = global();
     std::lock_guard<std::mutex> lock(g.pointing);
     return g.open;
-}
-
-std::string reason_of(int status) {
-    switch (-status) {
-        case EBADMSG:   return "exists and is not a log, so it is not overwritten";
-        case ENXIO:     return "nothing reads it";
-        case ETIMEDOUT: return "the disk or the reader of the pipe has stalled";
-        default:        return strerror(-status);
-    }
 }
 
 std::unique_lock<std::mutex> marks_lock() {
@@ -322,16 +304,16 @@ std::unique_lock<std::mutex> marks_lock() {
 // what the last part knows, takes the same lock.
 template <typename T> static void forget_in_all(const T * what) {
     auto & g = global();
-    std::vector<std::shared_ptr<session>> held;
+    std::vector<std::shared_ptr<log_part>> held;
     {
         std::lock_guard<std::mutex> lock(g.mutex);
-        held = held_sessions();
+        held = held_parts();
     }
     for (const auto & s : held) {
         s->all->files.flush();
     }
     std::lock_guard<std::mutex> lock(g.mutex);
-    held = held_sessions();
+    held = held_parts();
     for (const auto & s : held) {
         s->known.forget(what);
     }
@@ -343,18 +325,6 @@ void forget_everywhere(const llama_context * ctx) {
 
 void forget_everywhere(const llama_model * model) {
     forget_in_all(model);
-}
-
-void tell(const std::string & text) {
-    auto & g = global();
-    const std::string line = "llama-instr: " + text + "\n";
-    std::lock_guard<std::mutex> lock(g.telling);
-    const int kept = g.standard_error.get();
-    pollfd to = { kept >= 0 ? kept : STDERR_FILENO, POLLOUT, 0 };
-    // nobody waits for a terminal or a pipe that takes nothing; one that is ready takes so much at once
-    if (poll(&to, 1, 100) > 0 && to.revents == POLLOUT) {
-        (void) !::write(to.fd, line.data(), std::min(line.size(), (size_t) PIPE_BUF));
-    }
 }
 
 }  // namespace llama_instr

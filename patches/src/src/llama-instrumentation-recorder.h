@@ -12,22 +12,17 @@
 
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
-// the open session; opens the one that the environment asks for when there is none yet
-std::shared_ptr<session> current_session();
-// the open session; never opens one, nor waits for one that is opened
-std::shared_ptr<session> open_session_or_null();
-// the session of a step that begins, maybe the next part of the log
-std::shared_ptr<session> session_of_step();
+// the part of the log that is open; opens the session that the environment asks for when there is none yet
+std::shared_ptr<log_part> current_part();
+// the part that is open; never opens a session, nor waits for one that is opened
+std::shared_ptr<log_part> open_part_or_null();
+// the part of a step that begins, maybe the next one of the log
+std::shared_ptr<log_part> part_of_step();
 
-// Makes every session forget a model or a context that is about to be freed. A rotation cannot copy it to the next
+// Makes every part forget a model or a context that is about to be freed. A rotation cannot copy it to the next
 // part meanwhile.
 void forget_everywhere(const llama_context * ctx);
 void forget_everywhere(const llama_model * model);
-
-// prints a line to the standard error that the program had before a library redirected it, unless that is held up
-void tell(const std::string & text);
-// a -errno in words
-std::string reason_of(int status);
 
 // held while a mark is written, so that a rotation cuts every open span in two
 std::unique_lock<std::mutex> marks_lock();

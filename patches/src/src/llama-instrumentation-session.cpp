@@ -3,14 +3,15 @@
 #include "llama-instrumentation-session.h"
 
 #include "llama-instrumentation-host.h"
-#include "llama-instrumentation-recorder.h"
+#include "llama-instrumentation-messages.h"
 #include "llama-instrumentation-records.h"
 #include "llama-instrumentation-schema.h"
-#include "llama-instrumentation-thread.h"
 
 #include "llama-instrumentation.h"
 
 #include <cstring>
+#include <ctime>
+#include <sys/resource.h>
 #include <unistd.h>
 #include <utility>
 
@@ -26,11 +27,44 @@ bool parse_level(const char * text, level & out) {
     return false;
 }
 
-bool session::is_debugged() const {
+bool log_part::is_debugged() const {
     return (flags & LLAMA_INSTR_DEBUGGED) != 0;
 }
 
-int session::start(const std::string & path, const held_file::existing & found) {
+void log_part::write_start() {
+    timespec wall;
+    const uint64_t before = ggml_instr_clock_ns();
+    clock_gettime(CLOCK_REALTIME, &wall);
+    const uint64_t t_start = before + (ggml_instr_clock_ns() - before) / 2;
+
+    rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    minflt = usage.ru_minflt;
+    majflt = usage.ru_majflt;
+
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_SESSION_START, t_start);
+    line.kv(LLAMA_INSTR_K_SCHEMA, LLAMA_INSTR_SCHEMA_VERSION).kv(LLAMA_INSTR_K_ID, all->id);
+    if (part > 1) {
+        line.kv(LLAMA_INSTR_K_PART, part);
+    }
+    line.kv(LLAMA_INSTR_K_TIME, iso_time(wall));
+    line.kv(LLAMA_INSTR_K_WALL, (uint64_t) wall.tv_sec * 1000000000 + (uint64_t) wall.tv_nsec);
+    line.kv(LLAMA_INSTR_K_LEVEL, level_names[(int) detail]);
+    line.kv(LLAMA_INSTR_K_CLOCK, ggml_instr_has_counter() ? ggml_instr_counter_name() : "monotonic");
+    if (reads_values() || is_debugged()) {
+        line.kv(LLAMA_INSTR_K_PERTURBED, true);
+    }
+    line.kv_json(LLAMA_INSTR_K_PRODUCER, llama_instr_info());
+    write_host(line);
+    write_process(line);
+    if (!all->args.empty()) {
+        line.kv_json(LLAMA_INSTR_K_ARGS, all->args.c_str());
+    }
+    write(LLAMA_INSTR_EV_SESSION_START, line);
+}
+
+int log_part::start(const std::string & path, const held_file::existing & found) {
     machine = machine_counts::now();
     log.on_much = [this] { all->files.wake(); };
     const int status = log.open(path.c_str(), found);
@@ -52,19 +86,19 @@ int session::start(const std::string & path, const held_file::existing & found) 
     return 0;
 }
 
-std::shared_ptr<session> session::next_part() const {
-    auto next = std::make_shared<session>();
+std::shared_ptr<log_part> log_part::next_part() const {
+    auto next = std::make_shared<log_part>();
     next->all           = all;
     next->part          = part + 1;
     next->detail        = detail;
     next->flags         = flags;
     next->stats_pattern = stats_pattern;
     next->stats         = stats;
-    write_session_start(*next);
+    next->write_start();
     return next;
 }
 
-void session::record_machine() {
+void log_part::record_machine() {
     if (!worked.exchange(has_steps())) {
         return;
     }
@@ -73,7 +107,7 @@ void session::record_machine() {
     machine = std::move(now);
 }
 
-int session::close(const char * reason) {
+int log_part::close(const char * reason) {
     record_machine();
     return log.close([&](const log_file::totals & totals) {
         json_line line;
@@ -95,7 +129,7 @@ int session::close(const char * reason) {
     });
 }
 
-void session::write_mark(int64_t id, const open_mark & mark, const char * phase) {
+void log_part::write_mark(int64_t id, const open_mark & mark, const char * phase) {
     json_line & line = line_buffer();
     line.begin(LLAMA_INSTR_EV_MARK, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_MARK, id).kv(LLAMA_INSTR_K_NAME, mark.name).kv(LLAMA_INSTR_K_PHASE, phase);

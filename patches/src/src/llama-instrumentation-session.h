@@ -1,7 +1,7 @@
-// llama-instrumentation-session.h - a session: its log, its numbers, and what it knows of contexts
+// llama-instrumentation-session.h - a session, and the parts of its log: their numbers, and what they know of contexts
 //
-// One session is open in a process at a time; contexts and threads share it. A step holds a reference,
-// so that a session which another thread ends lives until the step is over.
+// One session is open in a process at a time; contexts and threads share it. A step holds a reference to a part, so
+// that a session which another thread ends lives until the step is over.
 
 #pragma once
 
@@ -33,8 +33,8 @@ struct open_mark {
     int seq;
 };
 
-// what the parts of a rotated log have in common
-struct recording {
+// one session: what the parts of its log have in common
+struct session {
     std::string id;
     std::string path;  // of the first part
     std::string args;
@@ -80,11 +80,11 @@ struct recording {
     id_table ids_of_contexts;
 };
 
-// One log file: a whole recording, or one part of a rotated one. A step holds a reference to the part in which it
+// One log file: the whole log of a session, or one part of a rotated one. A step holds a reference to the part in which it
 // began. Once only the writer refers to a part, it closes its file.
-class session {
+class log_part {
   public:
-    std::shared_ptr<recording> all;
+    std::shared_ptr<session> all;
     int part = 1;
 
     // what was asked for
@@ -114,13 +114,16 @@ class session {
         return limit > 0 && (log.size() >= limit || log.has_ended());
     }
 
+    // the first line, which says who records what on which machine
+    void write_start();
+
     // -- called by the writer
 
     // creates the file, which begins with what was added so far; returns 0 or -errno
     int start(const std::string & path, const held_file::existing & found);
 
     // the part after this one, not yet started
-    std::shared_ptr<session> next_part() const;
+    std::shared_ptr<log_part> next_part() const;
 
     // writes what the machine did since the last call, if there were steps
     void record_machine();

@@ -129,7 +129,7 @@ void write_stats(const node_reference & node, const ggml_tensor * t, const value
 // ggml_backend_sched_eval_callback: with `ask`, returns whether the value is wanted; without, the value is there,
 // and it returns whether to go on
 bool stats_callback(ggml_tensor * t, bool ask, void * /*user_data*/) {
-    session * s = computing_session();
+    log_part * s = computing_part();
     if (!s || !s->reads_values()) {
         return !ask;
     }

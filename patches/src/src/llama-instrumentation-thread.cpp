@@ -9,15 +9,11 @@ thread_state & tl() {
     return state;
 }
 
-json_line & line_buffer() {
-    return tl().line;
-}
-
 void stop_compute() {
     tl().compute.stopped = true;
 }
 
-session * computing_session() {
+log_part * computing_part() {
     return tl().compute.s.get();
 }
 

@@ -31,7 +31,7 @@ struct span_clock {
 };
 
 struct step_state {
-    std::shared_ptr<session> s;
+    std::shared_ptr<log_part> s;
     context_state * state = nullptr;
     ggml_instr_sink * sink = nullptr;  // of the compute from which a decode inside this step was called
     int      depth = 0;    // more than 1 inside a decode that a callback calls: nothing of it is recorded
@@ -57,7 +57,7 @@ struct ubatch_state {
 };
 
 struct compute_state {
-    std::shared_ptr<session> s;
+    std::shared_ptr<log_part> s;
     context_state * state = nullptr;
     graph_state *   graph = nullptr;
     compute_times   times = {};
@@ -85,28 +85,24 @@ struct build_state {
 
 struct thread_state {
     uint64_t      spent = 0;  // ticks of the recorder itself in this thread
-    json_line     line;       // only one is built at a time
     step_state    step;
     ubatch_state  ubatch;
     compute_state compute;
     build_state   build;
     std::vector<uint32_t> cells;  // that a ubatch takes
     // the session and the step that a wait for a device and a sampler belong to
-    std::shared_ptr<session> waiting;
-    std::shared_ptr<session> sampling;
+    std::shared_ptr<log_part> waiting;
+    std::shared_ptr<log_part> sampling;
 };
 
 // call once per hook: the lookup of a thread-local is a call
 thread_state & tl();
 
-// the calling thread's line; only one is built at a time
-json_line & line_buffer();
-
 // the index of a node in the compute under way in this thread
 struct node_reference {
     int compute, graph, node, layer;
 };
-session * computing_session();  // nullptr when none records it
+log_part * computing_part();  // nullptr when none records it
 void stop_compute();           // its status will be `aborted`
 bool find_computed_node(const ggml_tensor * t, node_reference & out);
 

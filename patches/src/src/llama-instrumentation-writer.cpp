@@ -3,7 +3,8 @@
 #include "llama-instrumentation-writer.h"
 
 #include "llama-instrumentation-environment.h"
-#include "llama-instrumentation-recorder.h"
+#include "llama-instrumentation-messages.h"
+#include "llama-instrumentation-session.h"
 
 #include <cerrno>
 #include <chrono>
@@ -36,7 +37,7 @@ template <typename F> bool writer::wait_until(std::unique_lock<std::mutex> & loc
     return false;
 }
 
-int writer::open(std::shared_ptr<session> first, const std::string & path, const held_file::existing & found) {
+int writer::open(std::shared_ptr<log_part> first, const std::string & path, const held_file::existing & found) {
     sigset_t all, previous;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &previous);  // the thread inherits it
@@ -78,7 +79,7 @@ void writer::wake() {
     work.notify_one();
 }
 
-std::shared_ptr<session> writer::next() {
+std::shared_ptr<log_part> writer::next() {
     std::lock_guard<std::mutex> lock(mutex);
     if (!part && !wants_part) {
         wants_part = woken = true;
@@ -87,7 +88,7 @@ std::shared_ptr<session> writer::next() {
     return std::exchange(part, nullptr);
 }
 
-void writer::run(std::shared_ptr<session> first, const std::string & path, const held_file::existing & found) {
+void writer::run(std::shared_ptr<log_part> first, const std::string & path, const held_file::existing & found) {
     const auto all = first->all;  // this writer is a member of it
     is_recorder_thread();
     const int of_opening = first->start(path, found);

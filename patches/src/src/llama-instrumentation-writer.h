@@ -16,12 +16,12 @@
 
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
-class session;
+class log_part;
 
 class writer {
   public:
     // Starts the thread, which opens the first part and holds a reference to all of them. Returns 0 or -errno.
-    int open(std::shared_ptr<session> first, const std::string & path, const held_file::existing & found);
+    int open(std::shared_ptr<log_part> first, const std::string & path, const held_file::existing & found);
 
     // Closes all parts, the last one for this reason. Returns 0 or -errno; after -ETIMEDOUT the thread may still do so.
     int close(const char * reason);
@@ -33,16 +33,16 @@ class writer {
     void wake();
 
     // The next part, once the thread has made it; a first call asks for it.
-    std::shared_ptr<session> next();
+    std::shared_ptr<log_part> next();
 
   private:
-    using parts = std::vector<std::shared_ptr<session>>;
+    using parts = std::vector<std::shared_ptr<log_part>>;
 
     std::mutex mutex;  // guards what follows; nothing waits for a file while it is held
     std::condition_variable work, done;
     bool     woken     = false;
     bool     opened    = false;
-    bool     abandoned = false;  // nobody waits for it to open
+    bool     abandoned = false;  // no thread waits for it to open
     bool     closed    = false;
     int      status    = 0;      // of opening, then of closing
     uint64_t asked     = 0;      // calls of flush() so far
@@ -50,9 +50,9 @@ class writer {
     uint64_t stalled_at = UINT64_MAX;  // pieces that were written when a wait was given up
     const char * close_reason = nullptr;
     bool     wants_part = false;
-    std::shared_ptr<session> part;  // the next one
+    std::shared_ptr<log_part> part;  // the next one
 
-    void run(std::shared_ptr<session> first, const std::string & path, const held_file::existing & found);
+    void run(std::shared_ptr<log_part> first, const std::string & path, const held_file::existing & found);
     void take_turn(parts & open, bool due);
     void make_part(parts & open);
     int  close_all(parts & open, const char * reason);

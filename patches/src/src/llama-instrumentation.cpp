@@ -34,7 +34,7 @@ void llama_instr_step::begin(const llama_context * ctx) {
         active = true;
         return;
     }
-    auto s = session_of_step();
+    auto s = part_of_step();
     if (!s) {
         return;
     }
@@ -115,7 +115,7 @@ static long faults_since(std::atomic<long> & last, long now) {
 }
 
 // costs several times what all the hooks of a decode cost: the kernel asks every thread
-static void ask_for_faults(session & s, step_end_record & record) {
+static void ask_for_faults(log_part & s, step_end_record & record) {
     rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     record.minflt = faults_since(s.minflt, usage.ru_minflt);
@@ -200,7 +200,7 @@ void llama_instr_ubatch::reused_impl() {
 
 void llama_instr_ubatch::build_impl(ggml_backend_sched_t sched, bool has_eval_callback) {
     tl().build.begin();
-    session & s = *tl().step.s;
+    log_part & s = *tl().step.s;
     if (!s.reads_values()) {
         return;
     }
@@ -250,7 +250,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     if (step.depth > 1) {
         return;
     }
-    c.s = step.depth > 0 ? step.s : current_session();
+    c.s = step.depth > 0 ? step.s : current_part();
     if (!c.s) {
         return;
     }
@@ -332,7 +332,7 @@ void llama_instr_compute::finish() {
 }
 
 void llama_instr_sync::begin(const llama_context * ctx) {
-    auto s = current_session();
+    auto s = current_part();
     context_state * state = s ? s->known.find(ctx) : nullptr;
     if (state && state->has_device) {
         tl().waiting = std::move(s);
@@ -356,7 +356,7 @@ void llama_instr_sync::finish() {
 
 void llama_instr_sample::begin() {
     llama_synchronize(ctx);  // waits for the compute, which is not the sampler's time
-    tl().sampling = current_session();
+    tl().sampling = current_part();
     t_begin = ticks_now();
 }
 
@@ -380,4 +380,38 @@ void llama_instr_sample::finish(llama_token token, float p) {
     record.p     = p;
     s->add(record, std::string_view(piece));
     s->overhead_ticks += ticks_now() - now;
+}
+
+//
+// models and contexts come and go
+//
+
+llama_instr_model_load::llama_instr_model_load(const char * path_) : path(path_ ? path_ : ""), t_begin(ggml_instr_clock_ns()) {}
+
+void llama_instr_model_load::done(const llama_model * model) {
+    keep_fact(model, model_load { path, t_begin, ggml_instr_clock_ns() - t_begin });
+    if (llama_instr_enabled()) {
+        if (auto s = current_part()) {
+            s->known.of(model);
+        }
+    }
+}
+
+void llama_instr_model_free(const llama_model * model) {
+    forget_fact(model);
+    forget_everywhere(model);
+}
+
+void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v) {
+    keep_fact(ctx, context_types { type_k, type_v });
+    if (llama_instr_enabled()) {
+        if (auto s = current_part()) {
+            s->known.of(ctx);
+        }
+    }
+}
+
+void llama_instr_context_free(const llama_context * ctx) {
+    forget_fact(ctx);
+    forget_everywhere(ctx);
 }
