@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable
+from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,10 +21,64 @@ from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.report.report import shown
 from tests.kit.in_process import titled
-from tests.kit.page_tables import PageTables, cells, check_page
 from tests.kit.perfetto_queries import NAME, OP, arg, slices
-from tests.kit.told import Row, Told
+from tests.kit.reported import Reported, Row
 from tests.kit.trace_processor import ask, needs_node
+
+
+class PageTables(HTMLParser):
+    """The tables of a page: title -> rows of their cells, numbers as they are sorted by; its large
+    figures; and the ms below each token, by passage."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[list[str | float]]] = {}
+        self.passages: list[list[float]] = []
+        self._within: list[str] = []
+        self._title = ""
+        self.feed(text)
+        tiles = re.findall(r"<div><b>(.*?)</b><span>(.*?)</span></div>", text)
+        self.tiles = {what: value for value, what in tiles}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        if tag not in ("meta", "link", "br"):
+            self._within.append(tag)
+        if tag in ("h2", "h4"):
+            self._title = ""
+        elif tag == "tr" and self._within[-2] == "tbody":
+            self.tables.setdefault(self._title, []).append([])
+        elif tag == "td":
+            self.tables[self._title][-1].append(float(known.get("data-value") or "nan"))
+        elif known.get("class") == "timed" or (tag == "h3" and self.passages):
+            self.passages.append([])
+        elif tag == "i" and "data-t" in known:
+            self.passages[-1].append(float((known["data-t"] or "").replace(",", "")))
+
+    def handle_endtag(self, _tag: str) -> None:
+        self._within.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._within[-1:] in (["h2"], ["h4"]):
+            self._title += data
+        elif self._within[-1:] == ["td"]:
+            cells = self.tables[self._title][-1]
+            if isinstance(cells[-1], float) and np.isnan(cells[-1]):
+                cells[-1] = data
+
+
+def cells(rows: Iterable[Iterable[Any]]) -> list[list[Any]]:
+    """The cells that are not empty: JSON has null for them, a page leaves a whole column out."""
+    return [[cell for cell in row if cell not in (None, "") and cell == cell] for row in rows]
+
+
+def check_page(page: PageTables, reports: Iterable[dict[str, Any]]) -> None:
+    """The page has these tables with the same numbers."""
+    for report in reports:
+        if report["rows"]:
+            told = cells(row.values() for row in report["rows"])
+            assert cells(page.tables[report["title"]]) == told, report["title"]
+
 
 pytestmark = pytest.mark.native
 
@@ -29,8 +86,8 @@ RUNS, TOKENS = 4, 12  # the first run is warm-up; 3 times 11 decodes, an odd num
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Told:
-    told = Told(tmp_path_factory.mktemp("told"), environment)
+def told(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Reported:
+    told = Reported(tmp_path_factory.mktemp("told"), environment)
     words = ["run", "demo", "-p", "Once upon a time", "-n", TOKENS, "--repeat", RUNS]
     told.instr(*words, "--level", "detailed", "--log", told.log)
     told.measure_machine()
@@ -38,7 +95,7 @@ def told(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) 
 
 
 @pytest.fixture(scope="module")
-def summarized(told: Told) -> dict[str, Row]:
+def summarized(told: Reported) -> dict[str, Row]:
     return told.reports("summary", told.log)
 
 
@@ -48,12 +105,12 @@ def summary(summarized: dict[str, Row]) -> dict[str, list[Row]]:
 
 
 @pytest.fixture(scope="module")
-def requests(told: Told) -> dict[str, Row]:
+def requests(told: Reported) -> dict[str, Row]:
     return told.reports("requests", told.log)
 
 
 @pytest.fixture(scope="module")
-def flat(told: Told) -> list[Row]:
+def flat(told: Reported) -> list[Row]:
     """The lines of `cat --expand`."""
     return [json.loads(line) for line in told.instr("cat", told.log, "--expand").splitlines()]
 
@@ -78,7 +135,7 @@ def test_the_log_is_as_expected(counted: set[int]) -> None:
 
 
 def test_the_time_of_each_op(
-    told: Told, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
+    told: Reported, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
 ) -> None:
     (stats,) = told.tables("stats", told.log).values()
     spent = {row["op"]: row["total"] for row in stats}
@@ -112,7 +169,7 @@ def test_the_time_of_each_op(
 
 
 def test_the_time_of_blocks_layers_tensors_and_types_is_that_of_the_ops(
-    told: Told, summary: dict[str, list[Row]]
+    told: Reported, summary: dict[str, list[Row]]
 ) -> None:
     total = sum(row["time"] for row in summary["Top ops"])
     for by in ("op", "block", "layer", "tensor", "type", "role", "layer,op", "context,block"):
@@ -125,7 +182,7 @@ def test_the_time_of_blocks_layers_tensors_and_types_is_that_of_the_ops(
 
 
 def test_steps_and_tokens_by_second(
-    told: Told, summary: dict[str, list[Row]], counted: set[int]
+    told: Reported, summary: dict[str, list[Row]], counted: set[int]
 ) -> None:
     (stats,) = told.tables("stats", told.log, "--by", "phase").values()
     steps = load_tables(told.log).steps
@@ -143,7 +200,7 @@ def test_steps_and_tokens_by_second(
 
 
 def test_a_layer_from_its_first_kernel_to_its_last(
-    told: Told, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
+    told: Reported, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
 ) -> None:
     layers = {row["Layer"]: row["prefill"] + row["decode"] for row in summary["Layers"]}
     table = load_tables(told.log).layers
@@ -155,7 +212,7 @@ def test_a_layer_from_its_first_kernel_to_its_last(
 
 
 def test_against_itself_nothing_differs_and_the_medians_are_those_of_stats(
-    told: Told, counted: set[int]
+    told: Reported, counted: set[int]
 ) -> None:
     found = told.tables("diff", told.log, told.log)
     for title, rows in found.items():
@@ -183,7 +240,7 @@ def test_against_itself_nothing_differs_and_the_medians_are_those_of_stats(
     assert {row["Block"]: row["C"] for row in of_blocks} == medians
 
 
-def test_memory(told: Told, summary: dict[str, list[Row]]) -> None:
+def test_memory(told: Reported, summary: dict[str, list[Row]]) -> None:
     tables = load_tables(told.log)
     held = {name: sum(row[name] for row in summary["Memory"]) for name in ("weights", "compute")}
     report = titled(json.loads(told.instr("memory", told.log, "--json")))
@@ -198,7 +255,7 @@ def test_memory(told: Told, summary: dict[str, list[Row]]) -> None:
 
 
 def test_requests(
-    told: Told, summarized: dict[str, Row], requests: dict[str, Row], counted: set[int]
+    told: Reported, summarized: dict[str, Row], requests: dict[str, Row], counted: set[int]
 ) -> None:
     """A run of the log is a request. Its latencies follow from the steps and the tokens."""
     tables = load_tables(told.log)
@@ -231,7 +288,7 @@ def test_requests(
     assert spent == sum(row["time"] for row in speed["rows"])
 
 
-def test_the_page(told: Told, summarized: dict[str, Row], requests: dict[str, Row]) -> None:
+def test_the_page(told: Reported, summarized: dict[str, Row], requests: dict[str, Row]) -> None:
     page = PageTables(told.instr("page", told.log, "-o", "-"))
     check_page(page, [*summarized.values(), *requests.values()])
     assert "memory-bound" in summarized["Findings"]["figures"], "known by the probe alone"
@@ -261,7 +318,7 @@ def test_the_page(told: Told, summarized: dict[str, Row], requests: dict[str, Ro
 
 
 def test_the_notebook(
-    told: Told,
+    told: Reported,
     summarized: dict[str, Row],
     requests: dict[str, Row],
     monkeypatch: pytest.MonkeyPatch,
@@ -293,7 +350,7 @@ def test_the_notebook(
 
 
 def test_the_data_set_of_many_logs(
-    told: Told, summary: dict[str, list[Row]], requests: dict[str, Row]
+    told: Reported, summary: dict[str, list[Row]], requests: dict[str, Row]
 ) -> None:
     told.instr("collect", told.log, "-o", "fleet")
 
@@ -334,7 +391,7 @@ def test_the_data_set_of_many_logs(
 
 
 def test_the_exports_for_pytorch_and_for_kernel_writers(
-    told: Told, summary: dict[str, list[Row]], counted: set[int]
+    told: Reported, summary: dict[str, list[Row]], counted: set[int]
 ) -> None:
     spent = {row["Op"]: row["time"] for row in summary["Top ops"]}
     told.instr("to-torch", told.log, "-o", "profile")
@@ -356,7 +413,7 @@ def test_the_exports_for_pytorch_and_for_kernel_writers(
 
 
 @needs_node
-def test_the_trace(told: Told, counted: set[int], summary: dict[str, list[Row]]) -> None:
+def test_the_trace(told: Reported, counted: set[int], summary: dict[str, list[Row]]) -> None:
     trace = told.log.with_suffix(".pftrace")
     with trace.open("wb") as file:
         write_perfetto(read_events(told.log), file, Options())

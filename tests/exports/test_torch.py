@@ -24,7 +24,7 @@ from llamacpp_instr.log.graph.timeline import Selection
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused
-from tests.kit.told import Row
+from tests.kit.reported import Row
 
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 EVERY_EVENT = LOG.with_name("every-event.log")

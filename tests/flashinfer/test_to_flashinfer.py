@@ -21,7 +21,7 @@ from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import titled
 from tests.kit.native_kit import random_models
-from tests.kit.told import Row
+from tests.kit.reported import Row
 
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 DECODES = 23

@@ -14,16 +14,28 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 import llamacpp_instr
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.prediction.probe.file import probe_json
+from llamacpp_instr.prediction.probe import measure
+from llamacpp_instr.prediction.probe.file import Probe, probe_json
 from tests.kit.decoder import Decoder
 from tests.kit.quantize_kit import quantize_model
-from tests.kit.short_probe import short_probe
 from tests.kit.sparse_models import write_sparse_llama
 from tests.kit.tiny_models import write_llama
+
+
+def short_probe(*sizes: int) -> Probe:
+    """What was measured, with the bandwidth of `sizes` in MiB."""
+    shorter = {"SECONDS": 0.0, "SIZES": sizes, "TYPES_OF_WEIGHTS": ("F16",), "TOKENS": (1,)}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in shorter.items():
+            patch.setattr(measure, name, value)
+        return measure.measure(lambda *_: None)
+
 
 with suppress(ImportError):  # tests read KINDS also where `instr build` did not run
     import llama_cpp.llama_cpp as api

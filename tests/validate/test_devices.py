@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit.programs import native_program
+from tests.kit.reported import Row
 from tests.kit.rpc_kit import instr_over_rpc, rpc_library, rpc_server
-from tests.kit.told import Row
 
 pytestmark = pytest.mark.native
 

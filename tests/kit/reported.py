@@ -1,4 +1,4 @@
-"""A session as the commands tell it: their JSON."""
+"""A session as the commands report it: their JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.made_probe import probe_of
 Row = dict[str, Any]
 
 
-class Told:
+class Reported:
     """The session as JSON from `instr`."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
