@@ -15,9 +15,8 @@ from benchmarks.diff_noise import neighbours, record
 from llamacpp_instr.converters.analyses.findings import find_causes
 from llamacpp_instr.converters.analyses.findings.facts import gather_facts
 from llamacpp_instr.converters.analyses.machine import compute_machine
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.steps import Account, counted_steps
 
 
 def main() -> None:

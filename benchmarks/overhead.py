@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.ratios import median_ratio
 from benchmarks.shaped_model import LLAMA_100M, write_model
-from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.base.system import cache_dir
 from tests.kit.native_kit import DEMO, ROOT, countable_library, unpatched_library
 
 WORKER = ROOT / "benchmarks" / "decode_worker.py"

@@ -37,7 +37,7 @@ from llamacpp_instr.prediction.recorded import Run, record_runs
 from llamacpp_instr.prediction.retyped import write_retyped
 from llamacpp_instr.prediction.samples import Floats, Sample, samples
 from llamacpp_instr.prediction.steps import PlannedStep, planned_steps
-from llamacpp_instr.recording.memory.dry_graph import UbatchShape
+from llamacpp_instr.recording.memory.plan import UbatchShape
 
 SHAPES = {
     "100 M": (Shape(768, 2048, 12, 4, 16000), 10),

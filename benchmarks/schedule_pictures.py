@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.shaped_model import LLAMA_1B_BLOCK, write_model
-from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.converters.scheduling.engines import equal_engines
 from llamacpp_instr.converters.scheduling.from_log import recorded_graph
 from llamacpp_instr.converters.scheduling.policies import schedule_list

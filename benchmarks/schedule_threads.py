@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.shaped_model import LLAMA_1B_BLOCK, Shape, write_model
-from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.converters.analyses.noise import Ratio, compare, median_of_group
 from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines
 from llamacpp_instr.converters.scheduling.from_log import Recorded, recorded_graph

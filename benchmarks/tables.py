@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.log.batches import Batches
 from llamacpp_instr.log.schema import StepBegin, Token
 

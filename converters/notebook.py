@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.output import check_not_input, open_output
-from llamacpp_instr.base.progress import progress_bar
-from llamacpp_instr.base.terminal import counted, printable
+from llamacpp_instr.base.terminal import counted, printable, progress_bar
 from llamacpp_instr.converters.analyses.diff import compute_diff
 from llamacpp_instr.converters.analyses.findings import find_causes
 from llamacpp_instr.converters.analyses.findings.facts import Finding, gather_facts
 from llamacpp_instr.converters.analyses.page import compute_page
 from llamacpp_instr.converters.analyses.stats_keys import OfStep, step_values
 from llamacpp_instr.converters.analyses.summary import compute_summary
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import Session, Table, load_session
-from llamacpp_instr.log.steps import PHASES, counted_steps
+from llamacpp_instr.log.steps import PHASES, Account, counted_steps
 from llamacpp_instr.prediction.probe.file import Probe, known_probe
 from llamacpp_instr.report.charts import import_matplotlib, missing_note
 from llamacpp_instr.report.page import render_page, render_part

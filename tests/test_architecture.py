@@ -242,7 +242,7 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
         "in a function"
     )
     assert room("llamacpp_instr.base.errors") == "base"
-    assert room("llamacpp_instr.log.check.event") == "log"
+    assert room("llamacpp_instr.log.graph.ops") == "log"
     assert not allowed(
         "llamacpp_instr.converters.exports.chrome",
         "llamacpp_instr.converters.exports.perfetto.template",

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.lab.weights.statistics import BlockStats, Grid
 from llamacpp_instr.report.charts import import_matplotlib

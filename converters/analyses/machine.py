@@ -1,6 +1,6 @@
 """Whether the machine was to blame: what other processes took from a session's steps.
 
-`llamacpp_instr.log.machine` defines the time that was taken.
+`llamacpp_instr.log.steps` defines the time that was taken.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.log.machine import DISTURBED, disturbed_steps, taken_in_all
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.steps import DISTURBED, disturbed_steps, taken_in_all
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.graph.attention import Ubatch, attention_work, attentions
 from llamacpp_instr.log.graph.kernels import node_backends, node_work, weight_read
-from llamacpp_instr.log.graph.ops import VIEW_OPS, op_params, role_of
-from llamacpp_instr.log.graph.standard import OPSET, standard_operator
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.ops import VIEW_OPS, op_params, role_of, tensor
+from llamacpp_instr.log.graph.words import OPSET, standard_operator
 from llamacpp_instr.log.schema import Graph, Nodes
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES, counted_steps, step_rows

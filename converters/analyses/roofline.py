@@ -15,10 +15,9 @@ import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses.probe import busy_note
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.steps import PHASES, counted_steps
+from llamacpp_instr.log.steps import PHASES, Account, counted_steps
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.charts import Chart, Point, roofline_chart
 from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Report, rate_of

@@ -34,12 +34,10 @@ from llamacpp_instr.converters.analyses.stats_keys import (
     step_values,
     where_of,
 )
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.graph.kernels import Work, untimed_backends
 from llamacpp_instr.log.graph.ops import BLOCKS
-from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.log.steps import PHASES, counted_steps
-from llamacpp_instr.log.timings import Int64, Matrix, Timings
+from llamacpp_instr.log.session import Int64, Matrix, Session, Table, Timings
+from llamacpp_instr.log.steps import PHASES, Account, counted_steps
 from llamacpp_instr.report.report import (
     BOUND,
     Cell,

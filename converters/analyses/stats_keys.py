@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.patterns import name_matches
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.graph.ops import VIEW_OPS
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.steps import Account
 from llamacpp_instr.model.file import role_of
 
 OfKernel = Literal["op", "layer", "block", "role", "tensor", "type"]

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses.machine import compute_machine
 from llamacpp_instr.converters.analyses.noise import MIN_BLOCKS, SampleBlocks, cut_blocks
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.log.steps import counted_steps, steps_inside
+from llamacpp_instr.log.steps import Account, counted_steps, steps_inside
 
 Float64 = NDArray[np.float64]
 

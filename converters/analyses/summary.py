@@ -19,10 +19,9 @@ from llamacpp_instr.converters.analyses.findings import compute_findings, gather
 from llamacpp_instr.converters.analyses.machine import Machine
 from llamacpp_instr.converters.analyses.marks import compute_marks
 from llamacpp_instr.converters.analyses.stats import op_table
-from llamacpp_instr.log.account import BESIDE, LAYERS, Account
 from llamacpp_instr.log.graph import ops as knowledge
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.log.steps import WARM_UP, counted_steps
+from llamacpp_instr.log.steps import BESIDE, LAYERS, WARM_UP, Account, counted_steps
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Literal
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.log.account import BESIDE, Account, Measure, Place
 from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.steps import BESIDE, Account, Measure, Place, counted_steps
 from llamacpp_instr.report.tree import Node, Tree
 
 MEASURES: dict[Measure, tuple[str, Literal["ns", "bytes", "flop"]]] = {

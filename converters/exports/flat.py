@@ -16,9 +16,8 @@ import msgspec
 
 from llamacpp_instr.base.errors import LogError, UsageError
 from llamacpp_instr.log.graph.kernels import Kernels, plan_kernels
-from llamacpp_instr.log.ids import KnownPlan
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.log.resolve import KnownPlan, Resolver
 from llamacpp_instr.log.schema import (
     EVENTS,
     Event,

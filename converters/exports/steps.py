@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from llamacpp_instr.converters.exports.requests import RequestLanes, RequestSlice
 from llamacpp_instr.log.graph.kernels import KernelWork, untimed_backends
 from llamacpp_instr.log.graph.timeline import Selection, remember
-from llamacpp_instr.log.ids import KnownCompute, KnownStep
 from llamacpp_instr.log.requests import Request, RequestFinder
-from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.log.resolve import KnownCompute, KnownStep, Resolver
 from llamacpp_instr.log.schema import (
     Compute,
     Layers,
@@ -26,8 +25,8 @@ from llamacpp_instr.log.schema import (
     Sync,
     Token,
 )
+from llamacpp_instr.log.session import LatestSteps
 from llamacpp_instr.log.steps import WARM_UP
-from llamacpp_instr.log.waits import LatestSteps
 
 KEPT = 4096
 """ended steps on which a token may still be drawn, and computes of a step that wait for its end"""

@@ -12,9 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from llamacpp_instr.base.extras import need
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.terminal import printable
+from llamacpp_instr.base.system import need
+from llamacpp_instr.base.terminal import OnProgress, printable
 from llamacpp_instr.converters.exports.tables import stream_tables
 from llamacpp_instr.converters.exports.units import unit_of
 from llamacpp_instr.log.reader import LogEnd

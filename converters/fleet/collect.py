@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from llamacpp_instr.base.errors import InstrError, LogError, UsageError
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.exports.names import LONGEST_HOST, host_of, id_of, name_of
 from llamacpp_instr.converters.fleet.dataset import (
     LogFiles,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.converters.fleet.buckets import GROWTH
 from llamacpp_instr.converters.fleet.dataset import TABLES, is_dataset, schema_of
 

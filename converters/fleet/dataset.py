@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.base.extras import need
 from llamacpp_instr.base.output import file_mode
+from llamacpp_instr.base.system import need
 
 if TYPE_CHECKING:
     import pyarrow as pa

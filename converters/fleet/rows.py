@@ -17,10 +17,9 @@ import numpy as np
 from llamacpp_instr.converters.exports.names import name_of
 from llamacpp_instr.converters.fleet.buckets import N_BUCKETS, Int64, bucket_of
 from llamacpp_instr.log.graph.kernels import plan_kernels
-from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.requests import Request, RequestFinder
-from llamacpp_instr.log.resolve import Resolver, Takers
+from llamacpp_instr.log.resolve import KnownStep, Resolver, Takers
 from llamacpp_instr.log.schema import (
     Context,
     Mark,
@@ -30,8 +29,8 @@ from llamacpp_instr.log.schema import (
     Sync,
     Token,
 )
+from llamacpp_instr.log.session import LatestSteps
 from llamacpp_instr.log.steps import WARM_UP
-from llamacpp_instr.log.waits import LatestSteps
 
 PIECE = 1 << 13
 """rows of a table that are in memory at once"""

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llamacpp_instr.base.errors import LogError, UsageError, reason
-from llamacpp_instr.base.extras import need
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import need, temporary_directory
 
 SUFFIXES = (".log", ".ndjson", ".jsonl")
 PACKED = ("", ".gz", ".zst")

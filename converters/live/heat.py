@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.graph.ops import BLOCKS
-from llamacpp_instr.log.ids import KnownPlan
+from llamacpp_instr.log.resolve import KnownPlan
 from llamacpp_instr.log.schema import Layers, Ops
 
 Float64 = NDArray[np.float64]

@@ -18,7 +18,7 @@ import msgspec
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.converters.live.frames import FrameMaker
 from llamacpp_instr.converters.live.state import LiveState
-from llamacpp_instr.log.follow import FollowedLog
+from llamacpp_instr.log.runs import FollowedLog
 
 FRAME_S = 0.1
 QUIET_S = 1.0

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import TracebackType
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.base.isolated import python
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import python, temporary_directory
 from llamacpp_instr.converters.live.live_session import LiveSession
-from llamacpp_instr.log.follow import FollowedLog
+from llamacpp_instr.log.runs import FollowedLog
 from llamacpp_instr.report.perfetto_ui import FIRST_SIGHT, UiServer, find_ui
 
 OPEN = 4

@@ -21,8 +21,7 @@ from llamacpp_instr.converters.live.heat import (
     cells_of,
 )
 from llamacpp_instr.converters.live.lanes import LiveLanes
-from llamacpp_instr.log.ids import KnownStep
-from llamacpp_instr.log.resolve import Resolver, Takers
+from llamacpp_instr.log.resolve import KnownStep, Resolver, Takers
 from llamacpp_instr.log.schema import (
     Context,
     Kv,

@@ -11,8 +11,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, leaf_below, written_cache
-from llamacpp_instr.log.graph.ops import is_cache
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.ops import is_cache, tensor
 
 ELEMENTWISE = frozenset(
     {

@@ -18,9 +18,8 @@ from llamacpp_instr.converters.scheduling.tasks import Int64
 from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, timed_graph
 from llamacpp_instr.log.graph.kernels import KernelWork, untimed_backends
 from llamacpp_instr.log.schema import Graph, Plan
-from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.session import Session, Timings
 from llamacpp_instr.log.steps import PHASES, counted_steps
-from llamacpp_instr.log.timings import Timings
 
 
 @dataclass(frozen=True)

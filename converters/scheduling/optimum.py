@@ -17,8 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.system import need
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.scheduling.bounds import compute_bounds
 from llamacpp_instr.converters.scheduling.engines import Engines
 from llamacpp_instr.converters.scheduling.policies import schedule_list, schedule_program

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.progress import progress_bar
+from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.converters.scheduling.engines import Engines, equal_engines
 from llamacpp_instr.converters.scheduling.from_log import recorded_graph
 from llamacpp_instr.converters.scheduling.hand_made import read_hand_made

@@ -29,7 +29,7 @@ from llamacpp_instr.converters.scheduling.division import (
 from llamacpp_instr.converters.scheduling.engines import Engines
 from llamacpp_instr.converters.scheduling.tasks import Label, Tasks
 from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, kind_of
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.prediction.probe.shapes import (
     ATTENTION_PARTS,
     SCALED_NORM_PARTS,

@@ -15,8 +15,7 @@ import numpy as np
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.scheduling.tasks import Int64, Kind
 from llamacpp_instr.log.graph.kernels import KernelWork, kernel_nodes
-from llamacpp_instr.log.graph.ops import bytes_read, is_cache
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.ops import bytes_read, is_cache, tensor
 from llamacpp_instr.log.graph.timeline import PlanTimeline, plan_timeline
 from llamacpp_instr.log.schema import Graph, Nodes, Plan
 

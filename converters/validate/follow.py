@@ -19,7 +19,7 @@ from llamacpp_instr.converters.validate.tolerances import rounded, rounds, toler
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import device_of, read
-from llamacpp_instr.log.graph.copies import without_copies
+from llamacpp_instr.log.graph.kernels import without_copies
 from llamacpp_instr.log.schema import Graph
 
 

@@ -11,7 +11,7 @@ from llamacpp_instr.debugger.ggml import Tensor, ggml, tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array, is_weight, read
-from llamacpp_instr.log.graph.copies import is_copy
+from llamacpp_instr.log.graph.kernels import is_copy
 from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 from llamacpp_instr.model.types import TYPES
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.validate.follow import Checked, Checker
 from llamacpp_instr.converters.validate.node import Array, error_of
 from llamacpp_instr.converters.validate.prompt import check_only_decodes, prompt_tokens

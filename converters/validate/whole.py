@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.converters.exports.onnx.export import export_graph
 from llamacpp_instr.converters.exports.onnx.weights import weight_bytes, with_external_weights
 from llamacpp_instr.converters.validate.live import Inputs, as_event
@@ -18,7 +18,7 @@ from llamacpp_instr.converters.validate.node import Array, error_of, open_sessio
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.lab.weights.leafs import LeafWeights
-from llamacpp_instr.log.graph.copies import without_copies
+from llamacpp_instr.log.graph.kernels import without_copies
 from llamacpp_instr.log.schema import Graph
 from llamacpp_instr.model.file import ModelFile
 

@@ -19,15 +19,14 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llamacpp_instr.base.errors import InstrError, error_named
-from llamacpp_instr.base.isolated import python
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.terminal import printable, shortened
+from llamacpp_instr.base.system import python
+from llamacpp_instr.base.terminal import OnProgress, printable, shortened
 
 _TICK_SECONDS = 0.5
 _KEPT = 4000
@@ -57,8 +56,7 @@ class ChildDied(Exception):
 
 
 class Child:
-    """The process, for as long as the `with` block runs. `module` has the function `main`, which
-    calls `serve`; `log` gets the standard error."""
+    """The process, in a `with` block: `main` of `module` calls `serve`; `log` gets its stderr."""
 
     def __init__(self, module: str, log: Path | None = None) -> None:
         self._module, self._log = module, log
@@ -115,37 +113,31 @@ class Child:
                 self.process.stdin.write(json.dumps(request) + "\n")
                 self.process.stdin.flush()
             last, done, total = "", 0, 0
-            for kind, *values in self._answers():
+            while True:
+                try:
+                    line = self._lines.get(timeout=_TICK_SECONDS)
+                except queue.Empty:
+                    on_progress(done, total)
+                    continue
+                if not line:
+                    raise self._death(last)
+                kind, *values = json.loads(line)
                 if kind == "log":
                     last = values[1]
                     on_log(*values)
-                    continue
-                if kind == "progress":
+                elif kind == "progress":
                     done, total = values
+                    on_progress(done, total)
                 elif kind == "error":
                     raise error_named(values[0])(values[1])
                 elif kind == "failed":
                     raise ChildFailed(*values)
-                elif kind == "done":
+                else:
                     return values[0]
-                on_progress(done, total)
-            raise self._death(last)
         except BaseException:
             self.process.kill()
             self.process.wait()
             raise
-
-    def _answers(self) -> Iterator[list[Any]]:
-        """The answers of the child until it ends, and `["tick"]` while there is none."""
-        while True:
-            try:
-                line = self._lines.get(timeout=_TICK_SECONDS)
-            except queue.Empty:
-                yield ["tick"]
-                continue
-            if not line:
-                return
-            yield json.loads(line)
 
     def _receive(self) -> None:
         assert self.process.stdout
@@ -175,9 +167,8 @@ class Child:
 def serve(
     work: Callable[[Request, Answer], Any], remove_unfinished: Callable[[Request], object]
 ) -> None:
-    """In the child: does the work on each request, and answers what it returns, or with what error
-    it ended. The work may answer its progress, `answer("progress", done, total)`, and a line of its
-    log, `answer("log", level, text)`."""
+    """In the child: answers what the work on each request returns, or its error. The work may also
+    answer `("progress", done, total)` and a line of its log, `("log", level, text)`."""
     # libraries print to standard output; this descriptor is for answers only
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -25,10 +25,7 @@ class UsageError(InstrError):
 
 
 class LogError(UsageError):
-    """A log that is damaged, is not a log of this product, or has a newer format.
-
-    `path` is the file, `line` the 1-based number of the line (0 for the whole file).
-    """
+    """A log that is damaged, not ours, or has a newer format; `line` is 0 for the whole file."""
 
     def __init__(self, message: str, path: str | Path = "", line: int = 0) -> None:
         self.path = str(path)
@@ -48,8 +45,7 @@ class NativeError(InstrError):
 
 
 def error_named(name: str) -> type[InstrError]:
-    """The class of an error that another process raised; `InstrError` if this one does not know
-    it."""
+    """The class of an error that another process raised; `InstrError` if it is unknown here."""
     todo = [InstrError]
     for error in todo:
         if error.__name__ == name:

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.base.signals import handled
-from llamacpp_instr.base.terminal import abandon_standard_output
+from llamacpp_instr.base.terminal import abandon_standard_output, handled
 
 
 @contextlib.contextmanager
@@ -49,14 +48,8 @@ def open_output(path: str | Path, force: bool = False) -> Iterator[BinaryIO]:
             with path.open("wb") as special:
                 yield special
             return
-        temporary = _beside(path)
-        try:
-            with _created(path, temporary) as file:
-                yield file
-            _take_name(temporary, path, force)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with _new_file(path, force) as temporary, temporary.open("wb") as file:
+            yield file
 
 
 @contextlib.contextmanager
@@ -64,24 +57,14 @@ def new_model(path: Path, force: bool = False) -> Iterator[Path]:
     """The name of an empty file into which other code writes a model. It becomes `path` when the
     block ends without an error. Raises the same errors as `open_output`."""
     check_model_output(path, force)
-    with _named_errors(path), _tidy_end():
-        temporary = _beside(path)
-        try:
-            _created(path, temporary).close()
-            yield temporary
-            _take_name(temporary, path, force)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with _named_errors(path), _tidy_end(), _new_file(path, force) as temporary:
+        yield temporary
 
 
 def check_output(path: str | Path, force: bool = False, *inputs: str | Path | None) -> None:
-    """Raises UsageError if `path` must not or cannot be written, or is one of `inputs`. Creates
-    nothing.
-
-    A model is refused even with `force`, because it may be an input that no argument names:
-    another part of a split model, or the model of a log.
-    """
+    """Raises UsageError if `path` must not or cannot be written, or is one of `inputs`. A model is
+    refused even with `force`, because it may be an input that no argument names: another part of a
+    split model, or the model of a log. Creates nothing."""
     if str(path) != "-" and begins_as_model(path):
         raise UsageError(f"{path} is a model; name another file")
     check_model_output(path, force)
@@ -153,7 +136,8 @@ def open_output_directory(
     temporary = _beside(place)
     with _named_errors(path, inside=temporary), _tidy_end():
         try:
-            _create_directory(path, temporary)
+            with _creating(path):
+                temporary.mkdir()
             yield temporary
             if place.is_dir():
                 shutil.copymode(place, temporary)
@@ -200,22 +184,18 @@ def _exchange(new: Path, old: Path, names: Collection[str]) -> None:
         raise
     finally:
         with _uninterrupted():
-            _remove_aside(aside, old, names)
-
-
-def _remove_aside(aside: Path, old: Path, names: Collection[str]) -> None:
-    if aside.exists():
-        for name in names:
-            (aside / name).unlink(missing_ok=True)
-        try:
-            aside.rmdir()
-        except OSError:
-            raise InstrError(f"{old}: files that appeared meanwhile are in {aside}") from None
+            for name in names:
+                (aside / name).unlink(missing_ok=True)
+            try:
+                aside.rmdir()
+            except FileNotFoundError:  # nothing was put aside
+                pass
+            except OSError:
+                raise InstrError(f"{old}: files that appeared meanwhile are in {aside}") from None
 
 
 def file_mode(path: Path) -> int | None:
-    """`st_mode` of a file; None if it does not exist. Raises UsageError for a name that no file
-    can have."""
+    """`st_mode` of a file, None if there is none. Raises UsageError for an impossible name."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -231,37 +211,40 @@ def _beside(path: Path) -> Path:
     return path.with_name(f".instr-{secrets.token_hex(8)}")
 
 
-def _take_name(temporary: Path, path: Path, force: bool) -> None:
-    """Rename to `path`. Raises UsageError if, without `force`, another program created it first."""
-    if not force:
-        try:
-            os.link(temporary, path)
-            temporary.unlink()
-            return
-        except FileExistsError:
-            raise UsageError(f"{path} exists by now; use --force to overwrite it") from None
-        except OSError:
-            pass  # the file system has no hard links
-    temporary.replace(path)
-
-
-def _created(path: Path, temporary: Path) -> BinaryIO:
+@contextlib.contextmanager
+def _new_file(path: Path, force: bool) -> Iterator[Path]:
+    """The name of an empty file, which becomes `path` when the block ends without an error. Raises
+    UsageError if, without `force`, another program created that first."""
+    temporary = _beside(path)
     try:
-        return temporary.open("xb")
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+        with _creating(path):
+            temporary.touch(exist_ok=False)
+        yield temporary
+        if not force:
+            try:
+                os.link(temporary, path)
+                temporary.unlink()
+                return
+            except FileExistsError:
+                raise UsageError(f"{path} exists by now; use --force to overwrite it") from None
+            except OSError:
+                pass  # the file system has no hard links
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
-def _create_directory(path: Path, temporary: Path) -> None:
+@contextlib.contextmanager
+def _creating(path: Path) -> Iterator[None]:
     try:
-        temporary.mkdir()
+        yield
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
 
 
 def _tidy_end() -> contextlib.AbstractContextManager[None]:
-    """Inside, SIGTERM and SIGHUP end the program like Ctrl-C, so that no temporary file remains.
-    Keeps handlers that others installed."""
+    """Inside, SIGTERM and SIGHUP end the program like Ctrl-C, unless others handle them."""
     return handled(_leave, "SIGTERM", "SIGHUP", only=lambda before: before is signal.SIG_DFL)
 
 

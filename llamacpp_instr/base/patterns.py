@@ -12,8 +12,7 @@ from functools import lru_cache
 from llamacpp_instr.base.errors import UsageError
 
 MAX_PATTERN = 1000
-"""characters. `std::regex` and Python's `re` handle parentheses by recursion: thousands of them
-overflow the stack"""
+"""characters. Both libraries handle parentheses by recursion: thousands overflow the stack"""
 MAX_NESTING = 100
 _FORMER = re.compile(r"[\\^$|()+]|^\.\*|^[^*?[]*$")
 """a pattern of --stats and --tensor-type as they were before globs: a regular expression"""
@@ -32,8 +31,7 @@ def regular_expression(option: str, pattern: str) -> str:
     """A pattern as a regular expression in the syntax of ECMAScript, for `std::regex_search`.
 
     A pattern without wildcards, or with characters that only regular expressions have, is one, as
-    in earlier versions. Raises `UsageError`, naming the option, for a pattern that is too long, too
-    deeply nested or not UTF-8. The library checks the rest.
+    in earlier versions. Raises `UsageError` like `check_pattern`. The library checks the rest.
     """
     former = not pattern.startswith("re:") and _FORMER.search(pattern)
     check_pattern(option, pattern)
@@ -41,8 +39,7 @@ def regular_expression(option: str, pattern: str) -> str:
 
 
 def check_pattern(option: str, pattern: str) -> None:
-    """Raises UsageError, naming the option, for a pattern that is too long, too deeply nested or
-    not UTF-8."""
+    """Raises UsageError for a pattern that is too long, too deeply nested or not UTF-8."""
     if len(pattern) > MAX_PATTERN:
         raise UsageError(
             f"{option}: the pattern has {len(pattern):,} characters, more than {MAX_PATTERN:,}"

@@ -1,4 +1,5 @@
-"""Prints text of models, logs and file names so that it cannot control a terminal.
+"""Prints text of models, logs and file names so that it cannot control a terminal, and shows a
+progress bar on one; handles its signals.
 
 Invariant: text printed to a terminal contains no control characters except newlines and tabs, so
 it can neither start an escape sequence nor change the direction of the text around it.
@@ -6,13 +7,17 @@ it can neither start an escape sequence nor change the direction of the text aro
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
-from typing import BinaryIO
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, TextIO, TypeAlias
 
 PIPE, NARROWEST = 160, 40
 """characters of a line in a pipe or a file, and of a terminal that is narrower"""
@@ -34,8 +39,7 @@ def counted(n: int, what: str) -> str:
 
 
 def write_text(out: BinaryIO, text: str) -> None:
-    """Write text to a binary stream. A terminal gets it escaped. A pipe or a file gets it
-    unchanged, because its reader expects the original text."""
+    """Write text to a binary stream: escaped to a terminal, else as its reader expects it."""
     out.write((printable_text(text) if out.isatty() else text).encode(errors="surrogateescape"))
     out.flush()
 
@@ -51,14 +55,12 @@ def print_line(line: object) -> None:
 
 
 def line_width() -> int:
-    """Characters that a line of a report may have: those of the terminal, or of COLUMNS; in a pipe
-    or a file PIPE."""
+    """Characters of a line of a report: of the terminal or COLUMNS; in a pipe or a file PIPE."""
     return max(shutil.get_terminal_size((PIPE, 0)).columns, NARROWEST)
 
 
 def abandon_standard_output() -> None:
-    """Discard everything printed from now on. Otherwise the interpreter tries to flush what is
-    left at exit, and reports an error."""
+    """Discard what is printed from now on: to flush it at exit would be reported as an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -96,6 +98,27 @@ def replace_what_cannot_be_shown() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
+@contextlib.contextmanager
+def handled(
+    handler: Callable[[int, Any], object],
+    *names: str,
+    only: Callable[[Any], bool] = lambda before: before is not None,
+) -> Iterator[None]:
+    """Inside, `handler` handles the signals of these names that this system has, and whose handler
+    before `only` accepts; by default any that Python has installed. Does nothing outside the main
+    thread, which alone receives signals."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (getattr(signal, name, None) for name in names):  # Windows lacks some
+            if number is not None and only(signal.getsignal(number)):
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
 def _written_out(found: re.Match[str]) -> str:
     return ascii(found[0])[1:-1]
 
@@ -104,3 +127,48 @@ def _written_out(found: re.Match[str]) -> str:
 _STEERING = "\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
 _UNPRINTABLE = re.compile(f"[\x00-\x1f{_STEERING}]")
 _UNPRINTABLE_IN_TEXT = re.compile(f"[\x00-\x08\x0b-\x1f{_STEERING}]")
+
+
+OnProgress: TypeAlias = "Callable[[int, int], None]"
+"""called with (done, total) in one unit; a total of 0 means unknown"""
+
+SILENT_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress]:
+    """The function to call during the work. The bar appears after two seconds and is erased. `what`
+    precedes it, as in `Reading session.log`. `stream` defaults to standard error."""
+    stream = stream or sys.stderr
+    if not _is_terminal(stream):
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    console = Console(file=stream)
+    if console.is_dumb_terminal:  # cannot erase a bar
+        yield lambda _done, _total: None
+        return
+    started = time.monotonic()
+    bar = Progress(console=console, transient=True)
+    task = bar.add_task(escape(printable(what)), total=None)
+
+    def on_progress(done: int, total: int) -> None:
+        if time.monotonic() - started >= SILENT_SECONDS:
+            bar.start()
+            bar.update(task, completed=done, total=total or None)
+
+    try:
+        yield on_progress
+    finally:
+        bar.stop()
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """False for a stream that a notebook or a service has closed or replaced."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):
+        return False

@@ -24,9 +24,9 @@ import click
 
 from llamacpp_instr import __version__
 from llamacpp_instr.base.errors import InstrError
-from llamacpp_instr.base.signals import handled
 from llamacpp_instr.base.terminal import (
     abandon_standard_output,
+    handled,
     notice,
     replace_what_cannot_be_shown,
 )

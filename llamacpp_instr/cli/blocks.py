@@ -36,7 +36,7 @@ def blocks(
     """
     from llamacpp_instr.base.errors import UsageError
     from llamacpp_instr.base.output import check_output, open_output
-    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.converters.analyses import blocks as reports
     from llamacpp_instr.converters.analyses.block_heat_map import check_heat_map, write_heat_map
     from llamacpp_instr.lab.weights.blocks import (

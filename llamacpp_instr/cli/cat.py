@@ -33,8 +33,7 @@ def cat(
     """
     from llamacpp_instr.base.output import check_output, open_output
     from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines, select_lines
-    from llamacpp_instr.log.parts import read_run
-    from llamacpp_instr.log.runs import find_runs
+    from llamacpp_instr.log.runs import find_runs, read_run
 
     check_output(output, force, *logs.names)
     selection = LineSelection(events, steps, layers)

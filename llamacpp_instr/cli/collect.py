@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
 
@@ -39,8 +39,7 @@ def collect(logs: Logs, output: str, host: str | None, dask: str | None) -> None
     from collections import Counter
     from functools import partial
 
-    from llamacpp_instr.base.progress import progress_bar
-    from llamacpp_instr.base.terminal import counted, notice
+    from llamacpp_instr.base.terminal import counted, notice, progress_bar
     from llamacpp_instr.converters.fleet.collect import FATES
     from llamacpp_instr.converters.fleet.collect import collect as collect_logs
     from llamacpp_instr.converters.fleet.on_dask import on_dask

@@ -169,8 +169,7 @@ def _given(
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.runs import find_runs
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.recording.memory.dry_run import LoadError
-    from llamacpp_instr.recording.memory.plan import plan_memory
+    from llamacpp_instr.recording.memory.plan import LoadError, plan_memory
 
     recorded = [of for of in inputs if not is_model(of)]
     parts = {run.paths[0]: run for run in find_runs(recorded, repeated=True)}
@@ -217,7 +216,7 @@ def _given(
 
 def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> list[Candidate]:
     """The candidates with the errors of their weights, if the model files are available."""
-    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.lab.weights.compare import compute_weight_errors
 
     against = against or candidates[0].file
@@ -240,7 +239,7 @@ def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> 
 def _directory(keep: str | None) -> Iterator[Path]:
     """The directory for the models and logs of --types. The logs contain the models' paths, so
     files that are kept are written to their final place."""
-    from llamacpp_instr.base.temporary import temporary_directory
+    from llamacpp_instr.base.system import temporary_directory
 
     if keep is None:
         with temporary_directory("instr-compare-") as directory:

@@ -20,7 +20,7 @@ def keys(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[Compl
 
 def ops(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
     """`--ops A,B`: the ops of ggml."""
-    from llamacpp_instr.log.graph.standard import OPS
+    from llamacpp_instr.log.graph.words import OPS
 
     return _items(OPS, typed)
 

@@ -114,7 +114,7 @@ def debug(
         serve_editor(model, prompt, dap_port)
         return
     from llamacpp_instr.debugger.terminal import Terminal
-    from llamacpp_instr.recording.files import fresh_log
+    from llamacpp_instr.recording.session import fresh_log
     from llamacpp_instr.run import debugging
     from llamacpp_instr.run.session import RunOptions
 

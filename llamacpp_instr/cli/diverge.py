@@ -82,7 +82,7 @@ def diverge(
 
     A and B are GGUF files with the same architecture and vocabulary, or demo for the demo model.
     """
-    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.diverge.report import all_tensors, divergence_charts, divergence_reports
     from llamacpp_instr.diverge.run import DivergeOptions, compare_models
     from llamacpp_instr.llama.engine import ContextOptions

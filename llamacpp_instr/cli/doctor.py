@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from llamacpp_instr.base.extras import how_to_install
+from llamacpp_instr.base.system import how_to_install
 from llamacpp_instr.cli.options import command
 
 

@@ -61,7 +61,7 @@ def exec_(
     words that begin with sk-, hf_, gh?_ or github_pat_, and passwords in URLs.
     """
     from llamacpp_instr.base.terminal import notice
-    from llamacpp_instr.recording.files import logs_of
+    from llamacpp_instr.recording.session import logs_of
     from llamacpp_instr.run.exec import execute, log_target
 
     target = log_target(command, log)

@@ -7,7 +7,7 @@ import threading
 import click
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.serving import Serving, serving_options
 
@@ -50,7 +50,7 @@ def show(log: str, serving: Serving) -> None:
     from llamacpp_instr.converters.live.live_session import LiveSession
     from llamacpp_instr.converters.live.ranges import RangeOpener
     from llamacpp_instr.converters.live.server import LiveServer
-    from llamacpp_instr.log.follow import FollowedLog
+    from llamacpp_instr.log.runs import FollowedLog
 
     stop = threading.Event()
     followed = FollowedLog(log, stop)
@@ -82,7 +82,7 @@ def show_in_terminal(log: str) -> None:
     need("tui")
     from llamacpp_instr.converters.live.live_session import LiveSession
     from llamacpp_instr.converters.live.tui import LiveApp
-    from llamacpp_instr.log.follow import FollowedLog
+    from llamacpp_instr.log.runs import FollowedLog
 
     drawable = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     if not (sys.stdin.isatty() and sys.stdout.isatty() and drawable):

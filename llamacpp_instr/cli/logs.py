@@ -35,9 +35,8 @@ class Logs:
     def converting(self, bound: SizeBound) -> Iterator[list[EventReader]]:
         """The events of each run, with a progress bar, for a trace of a size within `bound`. At the
         end it says of each log that is not whole what is missing."""
-        from llamacpp_instr.base.progress import progress_bar
-        from llamacpp_instr.log.parts import read_run
-        from llamacpp_instr.log.runs import find_runs
+        from llamacpp_instr.base.terminal import progress_bar
+        from llamacpp_instr.log.runs import find_runs, read_run
 
         runs = find_runs(self.names)
         with progress_bar(f"Converting {', '.join(run.name for run in runs)}") as on_progress:
@@ -99,7 +98,7 @@ class GroupedCommand(click.Command):
 
 def load_run(run: Run, lenient: bool = False) -> Session:
     """The session of a run, with a progress bar."""
-    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.log.session import load_session
 
     with progress_bar(f"Reading {run.name}") as on_progress:

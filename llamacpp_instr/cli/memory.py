@@ -113,9 +113,8 @@ def _of_model(
     from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory
     from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.recording.memory.dry_run import LoadError
-    from llamacpp_instr.recording.memory.machine import machine_memory
-    from llamacpp_instr.recording.memory.plan import plan_memory
+    from llamacpp_instr.recording.memory.breakdown import machine_memory
+    from llamacpp_instr.recording.memory.plan import LoadError, plan_memory
 
     options.check()
     model = load_model_file(name)

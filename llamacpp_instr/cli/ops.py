@@ -50,7 +50,7 @@ def ops(
     )
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.recording.memory.dry_graph import UbatchShape, dry_graphs
+    from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs
 
     output.check(source)
     if is_model(source):

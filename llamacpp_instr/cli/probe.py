@@ -25,10 +25,9 @@ def probe(output: str | None, force: bool) -> None:
     measures implausible figures again, and leaves them out if they remain so. `instr roofline`
     compares logs of this machine with the result, and `instr predict` predicts models.
     """
-    from llamacpp_instr.base.extras import how_to_install, missing_modules
     from llamacpp_instr.base.output import check_output, open_output
-    from llamacpp_instr.base.progress import progress_bar
-    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.base.system import how_to_install, missing_modules
+    from llamacpp_instr.base.terminal import notice, progress_bar
     from llamacpp_instr.converters.analyses.probe import probe_reports
     from llamacpp_instr.llama.build.cache import own_cache
     from llamacpp_instr.prediction.probe.file import default_path, probe_json

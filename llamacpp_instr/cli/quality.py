@@ -70,7 +70,7 @@ def quality(
     All models run side by side, so no logits are stored. On the same text the figures equal those
     of llama-perplexity. A model is a GGUF file, or demo for the demo model.
     """
-    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.converters.analyses.error_charts import draw_errors
     from llamacpp_instr.converters.analyses.quality import (
         compute_quality,

@@ -88,7 +88,7 @@ def quantize(
     or F32, the first part of a split model, or demo for the demo model. A table lists the size of
     each file, and the tensors that could not get the intended type.
     """
-    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.converters.analyses.quantization import list_tensors, quantization_reports
     from llamacpp_instr.lab.quantize.plan import QuantizeOptions, parse_tensor_type, quantized_paths
     from llamacpp_instr.lab.quantize.runner import Quantizer

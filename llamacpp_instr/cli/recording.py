@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.log.schema import LEVELS
 
 LOOK_S = 0.1
@@ -94,14 +94,14 @@ with contextlib.suppress(KeyboardInterrupt):
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     from llamacpp_instr.cli.live import show
     from llamacpp_instr.cli.serving import Serving
-    from llamacpp_instr.log.follow import NotWritten
+    from llamacpp_instr.log.runs import NotWritten
     with contextlib.suppress(NotWritten):
         show(sys.argv[1], Serving())
 """
 
 
 def _start(log: Path) -> subprocess.Popen[bytes]:
-    from llamacpp_instr.base.isolated import python
+    from llamacpp_instr.base.system import python
 
     command = python(_SERVE, str(log))
     return subprocess.Popen(

@@ -126,7 +126,7 @@ def run(
     from llamacpp_instr.debugger.shards import capturing
     from llamacpp_instr.lab.importer.cached import imported
     from llamacpp_instr.llama.sampling import Sampling
-    from llamacpp_instr.recording.files import fresh_log
+    from llamacpp_instr.recording.session import fresh_log
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions
     from llamacpp_instr.run.session import run as run_model
 

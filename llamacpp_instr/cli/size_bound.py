@@ -9,8 +9,7 @@ from typing import Any, BinaryIO, cast
 import click
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.terminal import notice
+from llamacpp_instr.base.terminal import OnProgress, notice
 from llamacpp_instr.cli.options import bytes_of_size
 
 MAX_TRACE = 10**9

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import ReportOutput, command, form_options
 
@@ -53,8 +53,7 @@ def to_flashinfer(
     detailed or verbose. DATASET must not exist; it appears when all its files are complete.
     """
     from llamacpp_instr.base.output import check_output_directory, open_output_directory
-    from llamacpp_instr.base.progress import progress_bar
-    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.base.terminal import notice, progress_bar
     from llamacpp_instr.converters.exports.flashinfer.coverage import (
         coverage_report,
         load_definitions,
@@ -78,7 +77,7 @@ def to_flashinfer(
 def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str]]:
     """The names of the tensors that were captured into `folder`, by the ids of their workloads."""
     from llamacpp_instr.base.errors import UsageError
-    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.converters.analyses.stored_weights import recorded_file
     from llamacpp_instr.converters.exports.flashinfer.dataset import write_tensors
     from llamacpp_instr.converters.validate.workload_tensors.run import capture

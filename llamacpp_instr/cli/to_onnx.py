@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.cli.logs import Logs, is_model
 from llamacpp_instr.cli.options import (
     MOST_TOKENS,
@@ -66,8 +66,7 @@ def to_onnx(
     """
     need("onnx", "onnx")
     from llamacpp_instr.base.output import check_output, open_output
-    from llamacpp_instr.base.progress import progress_bar
-    from llamacpp_instr.base.terminal import counted, notice
+    from llamacpp_instr.base.terminal import counted, notice, progress_bar
     from llamacpp_instr.converters.exports.onnx.export import export_graph
     from llamacpp_instr.converters.exports.onnx.weights import (
         with_external_weights,
@@ -76,7 +75,7 @@ def to_onnx(
     from llamacpp_instr.lab.weights.leafs import LeafWeights
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.recording.memory.dry_graph import UbatchShape, dry_graphs
+    from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs
 
     data = Path(output).with_suffix(".data")
     check_output(output, force, source)
@@ -120,7 +119,7 @@ def _of_log(
 ) -> tuple[Graph, ModelFile | None]:
     """The graph of a step, and the file of its weights."""
     from llamacpp_instr.converters.analyses.stored_weights import recorded_file
-    from llamacpp_instr.log.graph.copies import without_copies
+    from llamacpp_instr.log.graph.kernels import without_copies
 
     (session,) = Logs((source,), lenient).sessions()
     computes = session.computes

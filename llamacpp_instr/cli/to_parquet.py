@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command
 
@@ -32,8 +32,7 @@ def to_parquet(logs: Logs, output: str, as_csv: bool, force: bool) -> None:
     each row's log. DIR appears when all its files are complete.
     """
     from llamacpp_instr.base.output import check_not_input, open_output_directory
-    from llamacpp_instr.base.progress import progress_bar
-    from llamacpp_instr.base.terminal import notice
+    from llamacpp_instr.base.terminal import notice, progress_bar
     from llamacpp_instr.converters.exports.table_files import stream_runs, write_csv, write_parquet
     from llamacpp_instr.converters.exports.tables import NAMES
     from llamacpp_instr.log.reader import LogEnd

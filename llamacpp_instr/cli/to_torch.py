@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.cli.logs import Logs, log_options
 from llamacpp_instr.cli.options import command, range_option
 from llamacpp_instr.cli.size_bound import SizeBound, max_size_option

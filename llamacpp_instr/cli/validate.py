@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.cli.options import ReportOutput, command, report_options, threads_option
 
 _DECODES = 4
@@ -71,7 +71,7 @@ def validate(
     MODEL is a GGUF file, or demo for the demo model. Exits with status 1 if an error is beyond its
     tolerance.
     """
-    from llamacpp_instr.base.progress import progress_bar
+    from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.llama.log import captured
     from llamacpp_instr.model.file import load_model_file

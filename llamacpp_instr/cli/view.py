@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.cli.logs import Logs, log_options_of
 from llamacpp_instr.cli.options import command
 from llamacpp_instr.cli.serving import Serving, serving_options
@@ -30,7 +30,7 @@ def view(logs: Logs, serving: Serving) -> None:
     with .gz) is shown unchanged.
     """
     need("view", "starlette", "uvicorn")
-    from llamacpp_instr.base.temporary import temporary_directory
+    from llamacpp_instr.base.system import temporary_directory
     from llamacpp_instr.report.perfetto_ui import find_ui, is_trace, show
 
     find_ui()  # before the conversion, which may take a while
@@ -54,8 +54,7 @@ def _convert(logs: Logs, trace: Path) -> tuple[int, int] | None:
     from llamacpp_instr.base.output import open_output
     from llamacpp_instr.converters.exports.first_look import first_look
     from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
-    from llamacpp_instr.log.parts import read_run
-    from llamacpp_instr.log.runs import find_runs
+    from llamacpp_instr.log.runs import find_runs, read_run
 
     small = sum(Path(name).stat().st_size for name in logs.names) < SMALL_LOG
     options = Options(flows=small, lenient=logs.lenient)

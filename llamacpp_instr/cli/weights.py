@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
-from llamacpp_instr.base.progress import progress_bar
+from llamacpp_instr.base.system import need
+from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.cli.options import ReportOutput, command, given_options, report_options
 from llamacpp_instr.cli.serving import Serving, serving_options
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacpp_instr.base.errors import UsageError, reason
-from llamacpp_instr.base.extras import need
+from llamacpp_instr.base.system import need
 from llamacpp_instr.debugger.figures import Slice, parse_slice
 from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from llamacpp_instr.base.errors import InstrError, UsageError, reason
-from llamacpp_instr.base.extras import need
 from llamacpp_instr.base.output import check_output_directory, file_mode, open_output
+from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch

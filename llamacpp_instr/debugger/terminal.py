@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.base.signals import handled
-from llamacpp_instr.base.terminal import printable_text
+from llamacpp_instr.base.terminal import handled, printable_text
 from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.graph import LiveGraph

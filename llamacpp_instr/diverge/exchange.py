@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from llamacpp_instr.base.temporary import place
+from llamacpp_instr.base.system import place
 from llamacpp_instr.debugger.ggml import Tensor, tensor_at
 from llamacpp_instr.diverge.follow import SharedWeight
 from llamacpp_instr.lab.quality.divergence import kl_divergences

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.temporary import temporary_directory
-from llamacpp_instr.base.terminal import counted, first_names
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import OnProgress, counted, first_names
 from llamacpp_instr.debugger.api import debug
 from llamacpp_instr.diverge.check import check_pair
 from llamacpp_instr.diverge.error import Array, TensorError

@@ -23,7 +23,7 @@ import msgspec
 
 from llamacpp_instr.base.child import no_core_dump
 from llamacpp_instr.base.errors import InstrError, error_named
-from llamacpp_instr.base.isolated import python
+from llamacpp_instr.base.system import python
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_line
 

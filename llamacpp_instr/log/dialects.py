@@ -16,7 +16,8 @@ import json
 import re
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any, Literal, TypeGuard
+from functools import cache
+from typing import Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 
@@ -37,8 +38,7 @@ def dialect_of(first: dict[str, Any]) -> Dialect | None:
     return None
 
 
-@dataclass
-class _Step:
+class _Step(NamedTuple):
     name: str
     begin: int
     mark: int
@@ -62,7 +62,7 @@ class Dialect:
 
     @property
     def closed(self) -> bool:
-        """Whether every step has ended. No line marks the end of a session."""
+        """Whether every step has ended: no line marks the end of a session."""
         return not self._open
 
     def convert(self, line: bytes) -> list[schema.Event]:
@@ -74,7 +74,15 @@ class Dialect:
         pairs = json.loads(line, object_pairs_hook=_Pairs)
         if not isinstance(pairs, _Pairs):
             raise ValueError("not an object")
-        what, data = self._untangle(pairs)
+        what = None
+        data: dict[str, Any] = {}
+        for key, value in pairs:
+            if key == self.key and what is None:
+                what = value
+            else:  # the second `type` is that of a tensor
+                data["tensor_type" if key == self.key else key] = _plain(value)
+        if not isinstance(what, str):
+            raise ValueError(f"no key `{self.key}`")
         stamp = _nanoseconds(data.pop("timestamp", None))
         if self._start is None:
             if what != "session_start":
@@ -97,51 +105,22 @@ class Dialect:
             raise ValueError("146 years after the log's begin")
         self._now = max(self._now, t)
 
-    def _untangle(self, pairs: _Pairs) -> tuple[str, dict[str, Any]]:
-        """The event's name and the other keys; a second `type` becomes `tensor_type`."""
-        what = None
-        data: dict[str, Any] = {}
-        for key, value in pairs:
-            if key == self.key and what is None:
-                what = value
-            else:
-                data["tensor_type" if key == self.key else key] = _plain(value)
-        if not isinstance(what, str):
-            raise ValueError(f"no key `{self.key}`")
-        return what, data
-
     def _session_start(self, data: dict[str, Any], stamp: int) -> list[schema.Event]:
         time = datetime.fromtimestamp(stamp / 1e9, timezone.utc)
-        start = schema.SessionStart(
-            t=0,
+        start = _event(
+            schema.SessionStart,
             schema=schema.SCHEMA_VERSION,
             id=str(data.pop("session_id", "")),
             time=time.isoformat().replace("+00:00", "Z"),
             wall=stamp,
             level="minimal",
             clock="monotonic",
-            producer=schema.Producer(llama_cpp="", commit="", patches="", abi=0),
-            host=schema.Host(cpu="", features=[], cores=0, memory=0, os=""),
-            process=schema.Process(pid=0, argv=[]),
             args={"dialect": self.name, **data},
         )
         arch = data.get("model_arch")
-        return [
-            start,
-            schema.Model(
-                t=0,
-                model=0,
-                path="",
-                arch=arch if isinstance(arch, str) else "",
-                params=0,
-                bytes=0,
-                ftype="",
-                hparams={k: v for k, v in data.items() if _is_number(v)},
-                dur=0,
-                n_tensors=0,
-            ),
-            _UNKNOWN_CONTEXT,
-        ]
+        hparams = {k: v for k, v in data.items() if _is_number(v)}
+        model = _event(schema.Model, arch=arch if isinstance(arch, str) else "", hparams=hparams)
+        return [start, model, _event(schema.Context, causal=True)]
 
     def _step_begin(self, data: dict[str, Any]) -> list[schema.Event]:
         name = str(data.pop("step_name", "step"))
@@ -154,15 +133,12 @@ class Dialect:
             step = _Step(name, self._now, -1)
             data["step_name"] = name  # a step of the schema has no name
             events.append(
-                schema.StepBegin(
+                _event(
+                    schema.StepBegin,
                     t=self._now,
                     step=self._steps,
-                    ctx=0,
                     kind="decode",
                     phase="prefill" if "prefill" in name or "prompt" in name else "decode",
-                    n_tokens=0,
-                    n_outputs=0,
-                    n_seqs=0,
                 )
             )
         self._open.append(step)
@@ -186,7 +162,12 @@ class Dialect:
                 self._advance(stamp - (self._start or 0))
             else:
                 self._advance(step.begin + duration)
-            events.append(self._end(step))
+            if step.mark >= 0:
+                end = schema.Mark(t=self._now, mark=step.mark, name=step.name, phase="end")
+                events.append(end)
+            else:
+                events.append(_event(schema.StepEnd, t=self._now, step=self._steps))
+                self._steps += 1
             if step.name == name:
                 break
         if rest:
@@ -194,41 +175,24 @@ class Dialect:
             events.append(schema.Note(t=self._now, name="step_end", data=data))
         return events
 
-    def _end(self, step: _Step) -> schema.Event:
-        if step.mark >= 0:
-            return schema.Mark(t=self._now, mark=step.mark, name=step.name, phase="end")
-        self._steps += 1
-        return schema.StepEnd(
-            t=self._now,
-            step=self._steps - 1,
-            status=0,
-            n_ubatch=0,
-            n_reused=0,
-            prepare=0,
-            readback=0,
-        )
+
+E = TypeVar("E", bound=msgspec.Struct)
 
 
-_UNKNOWN_CONTEXT = schema.Context(
-    t=0,
-    ctx=0,
-    model=0,
-    n_ctx=0,
-    n_ctx_seq=0,
-    n_batch=0,
-    n_ubatch=0,
-    n_seq_max=0,
-    n_threads=0,
-    n_threads_batch=0,
-    type_k="",
-    type_v="",
-    flash_attn=False,
-    causal=True,
-    embeddings=False,
-    kv_unified=False,
-    offload_kqv=False,
-    backends=[],
-)
+def _event(of: type[E], /, **known: Any) -> E:
+    """An event in which the other keys that it must have are zero or empty."""
+    return of(**_zeros(of) | known)
+
+
+@cache
+def _zeros(of: type[msgspec.Struct]) -> dict[str, Any]:
+    keys = {key.name: key.type for key in msgspec.structs.fields(of) if key.required}
+    plain = {name: getattr(kind, "__origin__", kind) for name, kind in keys.items()}
+    return {
+        name: kind(**_zeros(kind)) if hasattr(kind, "__struct_fields__") else kind()
+        for name, kind in plain.items()
+        if kind is not Literal
+    }
 
 
 def _duration(data: dict[str, Any]) -> int | None:

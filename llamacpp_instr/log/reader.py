@@ -1,40 +1,154 @@
 """Reads a log: a stream of (line number, event) from a file, `.gz`, `.zst` or standard input.
 
 Invariant: every line is either decoded completely, as `schema` says, or reported with its number.
-Memory is bounded by one chunk and one line. The size of the file bounds what a reader keeps of the
-lines (`source`). `check` checks the lines against each other: references, order, counts.
+Memory is bounded by one chunk and one line, and a compressed file expands to at most MAX_EXPANSION
+times its size. So the size of the file bounds what a reader keeps of the lines.
 """
 
 from __future__ import annotations
 
+import errno
+import gzip
+import io
+import os
+import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, BinaryIO, Literal, Protocol, cast
 
 import msgspec
 
 from llamacpp_instr.base.errors import LogError
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.dialects import Dialect, dialect_of
-from llamacpp_instr.log.schema import (
-    EVENTS,
-    FIRST_BYTES,
-    MAX_LINE,
-    SCHEMA_VERSION,
-    AnyEvent,
-    Event,
-    event_name,
-)
-from llamacpp_instr.log.source import (
-    BAD_STREAM,
-    decompressed,
-    file_size,
-    growing,
-    open_log,
-    os_reason,
-)
+from llamacpp_instr.log.schema import MAX_LINE, Event
+
+CHUNK = 1 << 18
+MAX_EXPANSION = 100
+"""the largest compression ratio; real logs have 4 to 20 with gzip and up to 40 with zstd -19, zeros
+have 1,000 and 30,000"""
+
+
+def open_log(path: str | Path, shown: str) -> BinaryIO:
+    """The file at `path`; `-` is standard input. Raises LogError, which names it as `shown`."""
+    if str(path) == "-":
+        if (file := _standard_input()) is None or file.closed:
+            raise LogError("closed, or replaced by something without bytes", shown)
+        return file
+    if path == "":
+        raise LogError("no log is named: the path is empty")
+    try:
+        return Path(path).open("rb", buffering=0)
+    except OSError as error:
+        raise LogError(os_reason(error), shown) from None
+
+
+def _standard_input() -> BinaryIO | None:
+    """None where a service or a notebook has taken it away."""
+    return getattr(sys.stdin, "buffer", None)
+
+
+def is_pipe(path: str | Path) -> bool:
+    """Whether the path is a pipe or a device, which can be read only once; so is `-`."""
+    path = Path(path)
+    return str(path) == "-" or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def file_size(file: BinaryIO) -> int:
+    """The size of a regular file in bytes, 0 for other files."""
+    try:
+        return os.fstat(file.fileno()).st_size if file.seekable() else 0
+    except OSError:
+        return 0
+
+
+def os_reason(error: OSError) -> str:
+    """Why the file cannot be read."""
+    known = {errno.ENOENT: "no such file", errno.EISDIR: "is a directory, not a log"}
+    number = error.errno or 0
+    return known.get(number) or (os.strerror(number) if number else str(error))
+
+
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+BAD_STREAM: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error)
+
+
+def decompressed(file: BinaryIO, shown: str) -> Iterator[bytes]:
+    """The file's content in chunks of at most CHUNK bytes; EOFError when gzip ends too early."""
+    magic = b""
+    while len(magic) < len(_ZSTD) and (more := file.read(len(_ZSTD) - len(magic))):
+        magic += more
+    replay = _Replay(magic, file)
+    source: BinaryIO = io.BufferedReader(replay, CHUNK)
+    read: Callable[[int], bytes] = source.read1  # type: ignore[attr-defined]
+    if magic.startswith(_GZIP):
+        read = gzip.GzipFile(fileobj=source).read1
+    elif magic.startswith(_ZSTD):
+        read = _zstd_read(source, shown)
+    n_bytes = 0
+    try:
+        while chunk := read(CHUNK):
+            n_bytes += len(chunk)
+            if n_bytes > MAX_EXPANSION * replay.n_read:
+                raise LogError(
+                    f"expands to more than {MAX_EXPANSION} times its size, which no recorded"
+                    " log does; if it is a log, decompress it first",
+                    shown,
+                )
+            yield chunk
+    finally:
+        if file is not _standard_input():
+            file.close()
+
+
+def growing(file: BinaryIO, more: Callable[[], bool]) -> Iterator[bytes]:
+    """The same for a plain file that is being written; `more` waits, and says whether to go on."""
+    with file:
+        while (chunk := file.read(CHUNK)) or more():
+            if chunk:
+                yield chunk
+
+
+def _zstd_read(source: BinaryIO, shown: str) -> Callable[[int], bytes]:
+    try:
+        import zstandard  # takes 20 ms, which a plain log does not need
+    except ImportError:
+        reason = "compressed with zstd, which needs zstandard: pip install zstandard"
+        raise LogError(reason, shown) from None
+
+    stream = zstandard.ZstdDecompressor().stream_reader(source, CHUNK, read_across_frames=True)
+
+    def read(size: int) -> bytes:
+        try:
+            return stream.read(size)
+        except zstandard.ZstdError as error:
+            raise zlib.error(str(error)) from None
+
+    return read
+
+
+class _Replay(io.RawIOBase):
+    """Puts back the first bytes of a file, which were already read. Works for pipes."""
+
+    def __init__(self, head: bytes, file: BinaryIO) -> None:
+        self.n_read = 0
+        self._head = head
+        self._read: Callable[[int], bytes] = getattr(file, "read1", file.read)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._head[: len(buffer)] if self._head else self._read(len(buffer))
+        self._head = self._head[len(data) :] if self._head else b""
+        buffer[: len(data)] = data
+        self.n_read += len(data)
+        return len(data)
+
 
 MAX_SKIPPED = 1_000_000
 """damaged lines that a lenient reader leaves out of one log"""
@@ -60,13 +174,9 @@ class LogEnd:
 
     def sentence(self) -> str:
         """What the user should know about the end of the log, empty if all is well."""
-        parts = {
-            "closed": [],
-            "unclosed": ["the log was not closed"],
-            "truncated": [
-                f"the log was not closed and ends in the middle of line {self.lines + 1}"
-            ],
-        }[self.state]
+        middle = f" and ends in the middle of line {self.lines + 1}"
+        where = {"closed": None, "unclosed": "", "truncated": middle}[self.state]
+        parts = [] if where is None else [f"the log was not closed{where}"]
         if self.skipped:
             lines = "line was" if self.skipped == 1 else "lines were"
             parts.append(f"{self.skipped} damaged {lines} skipped")
@@ -107,20 +217,13 @@ def read_events(
     return LogReader(path, "skip" if lenient else "raise", on_progress)
 
 
-@dataclass(frozen=True)
-class BadLine:
-    """Replaces a line that cannot be decoded."""
-
-    reason: str
-
-
 class LogReader:
     """An iterable of (1-based line number, event). It can be iterated once.
 
     `end` is None until the last line was read. `dialect` names the dialect of an earlier fork that
     the log is converted from, or is None. `bad_lines` says what happens with a line that cannot be
     decoded: it raises LogError, is counted and skipped, or is one of the `items`. With `more`, the
-    log is plain and being written (`source.growing`).
+    log is plain and being written (`growing`).
     """
 
     def __init__(
@@ -149,7 +252,7 @@ class LogReader:
         return cast("Iterator[tuple[int, Event]]", self.items())
 
     def items(self) -> Iterator[Item]:
-        """The events and, if `bad_lines` asks for them, the lines that cannot be decoded."""
+        """The events and, if `bad_lines` asks for them, why lines cannot be decoded."""
         last = b""
         for lines in self._whole_lines():
             last = lines[-1]
@@ -202,7 +305,7 @@ class LogReader:
             return ()
         if self._bad_lines == "raise":
             raise LogError(explain(*why), self.path, number) from None
-        return ((number, BadLine(explain(*why))),)
+        return ((number, explain(*why)),)
 
     # --- bytes to lines ---
 
@@ -269,14 +372,14 @@ class LogReader:
             raise LogError("empty: nothing was recorded", self.path)
         head = _attempt(_decode_head, line)
         if head and head.event == "session_start" and head.schema is not None:
-            if head.schema == SCHEMA_VERSION:
+            if head.schema == schema.SCHEMA_VERSION:
                 return None
             raise LogError(
                 f"written with schema version {head.schema}, which this instr cannot read"
-                f" (it reads {SCHEMA_VERSION}); use the instr that wrote it",
+                f" (it reads {schema.SCHEMA_VERSION}); use the instr that wrote it",
                 self.path,
             )
-        if head is None and not newline and line.startswith(FIRST_BYTES[: len(line)]):
+        if head is None and not newline and line.startswith(schema.FIRST_BYTES[: len(line)]):
             raise LogError("ends in the middle of its first line: nothing was recorded", self.path)
         dialect = dialect_of(msgspec.structs.asdict(head)) if head else None
         if dialect is None:
@@ -287,10 +390,10 @@ class LogReader:
 _BAD_LINE = (ValueError, RecursionError)
 """raised for a line that cannot be decoded; errors of msgspec and UTF-8 are ValueErrors"""
 
-_EVENT_NAMES = frozenset(event_name(event) for event in EVENTS)
+_EVENT_NAMES = frozenset(schema.event_name(event) for event in schema.EVENTS)
 
-Item = tuple[int, Event | BadLine]
-"""the number and the bytes of a line"""
+Item = tuple[int, Event | str]
+"""the number of a line, and its event or why it cannot be decoded"""
 
 
 class _Head(msgspec.Struct):
@@ -302,7 +405,7 @@ class _Head(msgspec.Struct):
     timestamp: str | None = None
 
 
-_decode = msgspec.json.Decoder(AnyEvent).decode
+_decode = msgspec.json.Decoder(schema.AnyEvent).decode
 _decode_head = msgspec.json.Decoder(_Head).decode
 _skip = msgspec.json.Decoder(msgspec.Raw).decode
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -114,6 +114,14 @@ class _Span:
     taken: set[int] = field(default_factory=set)
     """contexts that have a request with this mark"""
 
+    def fits(self, request: Request) -> bool:
+        return request.arrival < 0 and self.begin <= request.begin < self.end
+
+    def give(self, request: Request) -> None:
+        self.taken.add(request.ctx)
+        request.name, request.arrival, request.marked_end = self.name, self.begin, self.end
+        request.end = max(request.end, self.end)
+
 
 @dataclass
 class _Stream:
@@ -123,6 +131,11 @@ class _Stream:
     unnamed: deque[Request] = field(default_factory=deque)
     """ended ones without a mark"""
 
+    def requests(self) -> Iterator[Request]:
+        yield from self.unnamed
+        if self.current is not None:
+            yield self.current
+
 
 @dataclass
 class _Context:
@@ -130,10 +143,13 @@ class _Context:
     samples: bool = False
     """whether the log has its tokens, as far as it was read"""
 
+    def goes_on(self, request: Request, part: Part) -> bool:
+        """Whether more of a prompt comes after batches of it that had outputs."""
+        return not self.samples and part.pos == request.length == request.reused + request.prompt
+
 
 class RequestFinder:
-    """Finds requests in steps, tokens and marks, given in the order in which they end, and calls
-    `found` with each request that has ended."""
+    """Calls `found` with each request that has ended. Steps, tokens and marks come as they end."""
 
     def __init__(self, found: Callable[[Request], object]) -> None:
         self._found = found
@@ -151,8 +167,8 @@ class RequestFinder:
             request = stream.current
             if (
                 request is None
-                or _is_over(request, begin)
-                or (part.prompt and request.token_times and not _goes_on(request, part, context))
+                or (request.arrival >= 0 and request.marked_end <= begin)
+                or (part.prompt and request.token_times and not context.goes_on(request, part))
             ):
                 reused = max(part.pos, 0)
                 request = Request(ctx, part.seq, reused=reused, begin=begin, first_step=number)
@@ -169,13 +185,12 @@ class RequestFinder:
         return served
 
     def token(self, ctx: int, seq: int, step: int, t: int, dur: int) -> Request | None:
-        """A token of the step was sampled from `t` on; returns the latest request of its
-        sequence."""
+        """A token of the step was sampled from `t` on; returns its sequence's latest request."""
         context = self._context(ctx)
         if not context.samples:
             context.samples = True
             for of in context.streams.values():
-                for earlier in _requests(of):
+                for earlier in of.requests():
                     earlier.token_times = array("q")
         stream = context.streams.get(max(seq, 0))
         if stream and (request := stream.current) and request.last_step == step:
@@ -192,11 +207,11 @@ class RequestFinder:
         """A mark of a sequence has ended."""
         span = _Span(seq, begin, end, name)
         self._spans.append(span)
-        for ctx, context in self._contexts.items():
+        for context in self._contexts.values():
             stream = context.streams.get(seq, _Stream())
-            request = next((r for r in _requests(stream) if _fits(span, r)), None)
+            request = next((r for r in stream.requests() if span.fits(r)), None)
             if request is not None:
-                _assign(span, request, ctx)
+                span.give(request)
                 if request is not stream.current:
                     stream.unnamed.remove(request)
                     self._found(request)
@@ -216,7 +231,7 @@ class RequestFinder:
 
     def _end(self, ctx: int) -> None:
         for stream in self._contexts.pop(ctx).streams.values():
-            for request in _requests(stream):
+            for request in stream.requests():
                 self._found(request)
 
     def _begin(self, stream: _Stream, request: Request) -> Request:
@@ -231,35 +246,10 @@ class RequestFinder:
         stream.current = request
         for span in self._spans:
             fits = span.seq == request.seq and request.ctx not in span.taken
-            if fits and _fits(span, request):
-                _assign(span, request, request.ctx)
+            if fits and span.fits(request):
+                span.give(request)
                 break
         return request
-
-
-def _requests(stream: _Stream) -> Iterator[Request]:
-    yield from stream.unnamed
-    if stream.current is not None:
-        yield stream.current
-
-
-def _fits(span: _Span, request: Request) -> bool:
-    return request.arrival < 0 and span.begin <= request.begin < span.end
-
-
-def _assign(span: _Span, request: Request, ctx: int) -> None:
-    span.taken.add(ctx)
-    request.name, request.arrival, request.marked_end = span.name, span.begin, span.end
-    request.end = max(request.end, span.end)
-
-
-def _is_over(request: Request, t: int) -> bool:
-    return request.arrival >= 0 and request.marked_end <= t
-
-
-def _goes_on(request: Request, part: Part, context: _Context) -> bool:
-    """Whether more of a prompt comes after batches of it that had outputs."""
-    return not context.samples and part.pos == request.length == request.reused + request.prompt
 
 
 def find_requests(session: Session) -> tuple[Table, list[Request]]:
@@ -274,11 +264,21 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
         for request in finder.step(row, *arguments):
             request.steps.append(row)
 
-    calls = (
-        _steps(step, steps, parts_of_steps(session, steps)),
-        _tokens(finder.token, session.tokens, steps),
-        _marks(finder.span, session.marks),
-    )
+    parts = parts_of_steps(session, steps)
+    row_of = {number: row for row, number in enumerate(parts)}
+    # when, the rank among those of one time, and what the finder gets
+    of_steps = _by_time(steps, steps["end"], "step", "ctx", "begin")
+    tokens, marks = session.tokens, session.marks
+    of_tokens = _by_time(tokens, tokens["t"] + tokens["dur"], "ctx", "seq", "step", "t", "dur")
+    of_marks = _by_time(marks, marks["end"], "seq", "begin", "name")
+    calls: tuple[Iterator[tuple[int, int, Callable[..., object], tuple[Any, ...]]], ...] = (
+        ((end, 0, step, (row, ctx, begin, end, parts[number]))
+         for end, row, number, ctx, begin in of_steps),
+        ((end, 1, finder.token, (ctx, seq, row_of.get(number, -1), t, dur))
+         for end, _, ctx, seq, number, t, dur in of_tokens),
+        ((end, 2, finder.span, (seq, begin, end, name))
+         for end, _, seq, begin, name in of_marks if seq >= 0 and end >= 0),
+    )  # fmt: skip
     for _, _, call, arguments in heapq.merge(*calls, key=itemgetter(0, 1)):
         call(*arguments)
     finder.finish()
@@ -286,40 +286,17 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     return steps, found
 
 
-_Call = tuple[int, int, Callable[..., object], tuple[Any, ...]]
-"""of the finder: when, its rank among those of one time, and its arguments"""
-
-
 def parts_of_steps(session: Session, steps: Table) -> dict[int, list[Part]]:
     """What the batch of each of `steps` has of each sequence."""
     found: dict[int, list[Part]] = {step: [] for step in steps["step"].tolist()}
-    columns = (column.tolist() for column in session.sequences.columns.values())
-    for step, *part in zip(*columns, strict=True):
+    for step, *part in session.sequences.tuples(*session.sequences.columns):
         if step in found:
             found[step].append(Part(*part))
     return found
 
 
-def _steps(
-    step: Callable[..., object], steps: Table, parts: Mapping[int, list[Part]]
-) -> Iterator[_Call]:
-    order = np.argsort(steps["end"], kind="stable")
-    columns = (steps[name][order].tolist() for name in ("step", "ctx", "begin", "end"))
-    for row, number, ctx, begin, end in zip(order.tolist(), *columns, strict=True):
-        yield end, 0, step, (row, ctx, begin, end, parts[number])
-
-
-def _tokens(token: Callable[..., object], tokens: Table, steps: Table) -> Iterator[_Call]:
-    row = {step: i for i, step in enumerate(steps["step"].tolist())}
-    order = np.argsort(tokens["t"] + tokens["dur"], kind="stable")
-    columns = (tokens[name][order].tolist() for name in ("ctx", "seq", "step", "t", "dur"))
-    for ctx, seq, step, t, dur in zip(*columns, strict=True):
-        yield t + dur, 1, token, (ctx, seq, row.get(step, -1), t, dur)
-
-
-def _marks(span: Callable[..., object], marks: Table) -> Iterator[_Call]:
-    order = np.argsort(marks["end"], kind="stable")
-    columns = (marks[name][order].tolist() for name in ("seq", "begin", "end", "name"))
-    for seq, begin, end, name in zip(*columns, strict=True):
-        if seq >= 0 and end >= 0:
-            yield end, 2, span, (seq, begin, end, name)
+def _by_time(table: Table, when: Int64, *names: str) -> Iterator[Any]:
+    """When, row number and these columns of each row, in the order of time."""
+    order = np.argsort(when, kind="stable")
+    columns = (table[name][order].tolist() for name in names)
+    return zip(when[order].tolist(), order.tolist(), *columns, strict=True)

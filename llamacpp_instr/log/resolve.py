@@ -13,30 +13,129 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import schema
-from llamacpp_instr.log.columns import interval_problems, sequence_problems
+from llamacpp_instr.log.batches import Batches, Caches, Part
+from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.kernels import graph_problems, plan_problems
-from llamacpp_instr.log.ids import (
-    KnownCompute,
-    KnownContext,
-    KnownGraph,
-    KnownModel,
-    KnownPlan,
-    KnownStep,
-    Numbers,
-)
 from llamacpp_instr.log.reader import EventReader
 
-Check: TypeAlias = Callable[[Any], Iterator[str]]
-"""why an event is not whole; changes nothing"""
-Take: TypeAlias = Callable[[int, Any], None]
-"""keeps what later events can name; of an event that is not whole, as far as they can be checked"""
-Measured: TypeAlias = "schema.Layers | schema.Ops | schema.Splits | schema.TensorStats"
+
+class Numbers:
+    """The ids that were assigned. They count up, so one range and a few others suffice."""
+
+    def __init__(self) -> None:
+        self._first = self._next = 0
+        self._others: set[int] = set()
+
+    def add(self, number: int) -> bool:
+        """Whether it was not assigned before."""
+        if number == self._next and not self._others:
+            self._next += 1
+            return True
+        if number in self:
+            return False
+        if self._first == self._next:
+            self._first = self._next = number  # a part of a rotated log does not begin at zero
+        self._others.add(number)
+        while self._next in self._others:
+            self._others.remove(self._next)
+            self._next += 1
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        return self._first <= number < self._next or number in self._others
+
+    def __len__(self) -> int:
+        return self._next - self._first + len(self._others)
+
+
+@dataclass(eq=False)
+class KnownModel:
+    """A model and which of its weights were given."""
+
+    event: schema.Model
+    tensors: Numbers = field(default_factory=Numbers)
+
+
+@dataclass(eq=False)
+class KnownContext:
+    """A context, its graphs and its latest compute."""
+
+    event: schema.Context
+    model: KnownModel
+    graphs: dict[int, KnownGraph] = field(default_factory=dict)
+    """the one that was given or computed last at the end"""
+    compute: KnownCompute | None = None
+    """the latest"""
+
+    def __post_init__(self) -> None:
+        self.caches = Caches(self.event, self.model.event)
+        self.batches = Batches(self.event.n_batch)
+
+
+@dataclass(eq=False)
+class KnownGraph:
+    """A graph that can be named."""
+
+    event: schema.Graph
+    context: KnownContext
+    plans: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class KnownPlan:
+    """A plan that can be named."""
+
+    event: schema.Plan
+    graph: KnownGraph
+    kept: Any = None
+    """what a reader keeps with the plan, forgotten with it; likewise of a step"""
+
+
+@dataclass(eq=False)
+class KnownStep:
+    """A step that has not ended."""
+
+    event: schema.StepBegin
+    line: int
+    """where it began"""
+    parts: list[Part]
+    """what the batch has of each sequence, as far as that is known"""
+    kept: Any = None
+
+    @property
+    def phase(self) -> str:
+        """What reports, tables and traces call the step: prefill, decode or encode. In logs that do
+        not have the sequences, what the recorder made of the number of tokens."""
+        if self.event.kind == "encode":
+            return "encode"
+        if not self.parts:
+            return self.event.phase
+        return "prefill" if any(part.prompt for part in self.parts) else "decode"
+
+    @property
+    def n_prompt(self) -> int:
+        """The tokens of prompts in the batch."""
+        if not self.parts:
+            return 0 if self.phase == "decode" else self.event.n_tokens
+        return sum(part.tokens for part in self.parts if part.prompt)
+
+
+@dataclass(eq=False)
+class KnownCompute:
+    """The latest compute of a context."""
+
+    event: schema.Compute
+    graph: KnownGraph
+    ubatch: Ubatch
+    """what is known of its masks"""
+
+
 Takers: TypeAlias = Mapping[type[schema.Event], Callable[[Any], None]]
 
 
@@ -57,8 +156,7 @@ class Resolver:
 
     def __init__(self) -> None:
         self.start: schema.SessionStart
-        self._begin = 0
-        self._started = False
+        self._begin: int | None = None
         self.left_out = 0
         """events that `follow` left out"""
         self.latest = 0
@@ -74,26 +172,10 @@ class Resolver:
         self.open_marks: dict[int, tuple[int, schema.Mark]] = {}
         """with the line; begun and not ended"""
         self._given: defaultdict[str, Numbers] = defaultdict(Numbers)
-        self._rules: dict[type[schema.Event], tuple[Check, Take]] = {
-            schema.SessionStart: (self._check_session_start, self._take_session_start),
-            schema.Mark: (self._check_mark, self._take_mark),
-            schema.Model: (self._check_model, self._take_model),
-            schema.Tensor: (self._check_tensor, self._take_tensor),
-            schema.Context: (self._check_context, self._take_context),
-            schema.Memory: (self._check_of_context, self._take_of_context),
-            schema.Graph: (self._check_graph, self._take_graph),
-            schema.Plan: (self._check_plan, self._take_plan),
-            schema.StepBegin: (self._check_step_begin, self._take_step_begin),
-            schema.StepEnd: (self._check_step_end, self._take_step_end),
-            schema.Compute: (self._check_compute, self._take_compute),
-            schema.Layers: (self._check_layers, self._take_measured),
-            schema.Ops: (self._check_ops, self._take_ops),
-            schema.Splits: (self._check_splits, self._take_measured),
-            schema.Sync: (self._check_of_context, self._take_of_context),
-            schema.Kv: (self._check_of_step, self._take_kv),
-            schema.Token: (self._check_of_step, self._take_token),
-            schema.TensorStats: (self._check_tensor_stats, self._take_tensor_stats),
-        }
+        self._line = 0
+        # the method with the name of an event is its rule
+        rules = {of: getattr(self, f"_{schema.event_name(of)}", None) for of in schema.EVENTS}
+        self._rules: dict[type[schema.Event], Callable[[Any], Iterator[str]] | None] = rules
 
     def follow(
         self, reader: EventReader, lenient: bool = False
@@ -112,9 +194,8 @@ class Resolver:
         self.latest = event.t
         yield line, event
         for line, event in events:
-            problem = next(self.problems(event), None)
+            problem = next(self.taking(line, event), None)
             if problem is None:
-                self.take(line, event)
                 if event.t > self.latest:
                     self.latest = event.t
                 yield line, event
@@ -142,20 +223,27 @@ class Resolver:
                 self.left_out += 1
         return self.left_out
 
-    def problems(self, event: schema.Event) -> Iterator[str]:
-        """Why the event is not whole, one message each; changes nothing."""
+    def taking(self, line: int, event: schema.Event) -> Iterator[str]:
+        """Why the event is not whole, one message each; then keeps what later events can name, of
+        an event that is not whole as far as they can then be checked. A caller that stops at a
+        message leaves the event out."""
+        self._line = line
         rule = self._rules.get(type(event))
-        found = rule[0](event) if rule else iter(())
+        found = rule(event) if rule else iter(())
         # loading a model begins before the library can open a session by itself
-        if event.t < self._begin and not isinstance(event, schema.Model):
-            return chain([f"`t` is {self._begin - event.t} ns before session_start"], found)
+        begin = self._begin or 0
+        if event.t < begin and not isinstance(event, schema.Model):
+            return chain([f"`t` is {begin - event.t} ns before session_start"], found)
         return found
 
     def take(self, line: int, event: schema.Event) -> None:
-        """Keep what later events can name. An event that is not whole is taken as far as later
-        events can then be checked."""
-        if (rule := self._rules.get(type(event))) is not None:
-            rule[1](line, event)
+        """Takes the event, whole or not, without a word."""
+        self._line = line
+        if type(event) in _MEASUREMENTS:
+            self._measured(event)  # needs no check of its columns
+        elif rule := self._rules[type(event)]:
+            for _ in rule(event):
+                pass
 
     def step_of(self, event: schema.Event) -> int:
         """The step that the latest event belongs to, -1 for none."""
@@ -167,46 +255,37 @@ class Resolver:
 
     # --- facts ---
 
-    def _check_session_start(self, _event: schema.SessionStart) -> Iterator[str]:
-        if self._started:
+    def _session_start(self, event: schema.SessionStart) -> Iterator[str]:
+        if self._begin is not None:
             yield "occurs a second time"
-
-    def _take_session_start(self, _line: int, event: schema.SessionStart) -> None:
-        if not self._started:
-            self._started = True
+        else:
             self._begin = event.t
 
-    def _check_model(self, event: schema.Model) -> Iterator[str]:
+    def _model(self, event: schema.Model) -> Iterator[str]:
         if event.model in self.models:
             yield f"model {event.model} was given before"
+        else:
+            self.models[event.model] = KnownModel(event)
 
-    def _take_model(self, _line: int, event: schema.Model) -> None:
-        self.models.setdefault(event.model, KnownModel(event))
-
-    def _check_tensor(self, event: schema.Tensor) -> Iterator[str]:
+    def _tensor(self, event: schema.Tensor) -> Iterator[str]:
         model = self.models.get(event.model)
         if math.prod(event.ne) > schema.MOST:
             yield "an impossible tensor shape"
         if model is None:
             yield self._missing("model", event.model)
-        elif event.tensor in model.tensors:
+            return
+        if event.tensor in model.tensors:
             yield f"tensor {event.tensor} of model {event.model} was given before"
+        self.model = model
+        model.tensors.add(event.tensor)
 
-    def _take_tensor(self, _line: int, event: schema.Tensor) -> None:
-        if (model := self.models.get(event.model)) is not None:
-            self.model = model
-            if event.tensor not in model.tensors:
-                model.tensors.add(event.tensor)
-
-    def _check_context(self, event: schema.Context) -> Iterator[str]:
-        if event.ctx in self._given["context"]:
+    def _context(self, event: schema.Context) -> Iterator[str]:
+        model, is_new = self.models.get(event.model), event.ctx not in self._given["context"]
+        if not is_new:
             yield f"context {event.ctx} was given before"
         if event.model not in self.models:
             yield self._missing("model", event.model)
-
-    def _take_context(self, _line: int, event: schema.Context) -> None:
-        model = self.models.get(event.model)
-        if model is None or event.ctx in self._given["context"]:
+        if model is None or not is_new:
             return
         self._given["context"].add(event.ctx)
         self.model = model
@@ -221,24 +300,23 @@ class Resolver:
             forgotten.graphs.clear()
             forgotten.compute = None
 
-    def _check_graph(self, event: schema.Graph) -> Iterator[str]:
-        if event.graph in self._given["graph"]:
+    def _graph(self, event: schema.Graph) -> Iterator[str]:
+        is_new = event.graph not in self._given["graph"]
+        if is_new:
+            if event.ctx not in self.contexts:
+                yield self._missing("context", event.ctx)
+            yield from graph_problems(event)
+        else:
             yield f"graph {event.graph} was given before"
-            return
-        if event.ctx not in self.contexts:
-            yield self._missing("context", event.ctx)
-        yield from graph_problems(event)
-
-    def _take_graph(self, _line: int, event: schema.Graph) -> None:
         context = self._named(event.ctx)
-        if context is None or event.graph in self._given["graph"]:
+        if context is None or not is_new:
             return
         self._given["graph"].add(event.graph)
         self.graphs[event.graph] = context.graphs[event.graph] = KnownGraph(event, context)
         if len(context.graphs) > schema.GRAPHS_KEPT:
             self._forget(context.graphs.pop(next(iter(context.graphs))))
 
-    def _check_plan(self, event: schema.Plan) -> Iterator[str]:
+    def _plan(self, event: schema.Plan) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
         if event.plan in self._given["plan"]:
             yield f"plan {event.plan} was given before"
@@ -246,90 +324,76 @@ class Resolver:
             yield self._missing("graph", event.graph)
         else:
             yield from plan_problems(event, graph.event)
-
-    def _take_plan(self, _line: int, event: schema.Plan) -> None:
-        graph = self.graphs.get(event.graph)
-        if graph is None or event.plan in self._given["plan"]:
-            return
-        self._given["plan"].add(event.plan)
-        self.graph = graph
-        self.plan = self.plans[event.plan] = KnownPlan(event, graph)
-        graph.plans.append(event.plan)
+            self._given["plan"].add(event.plan)
+            self.graph = graph
+            self.plan = self.plans[event.plan] = KnownPlan(event, graph)
+            graph.plans.append(event.plan)
 
     def _forget(self, graph: KnownGraph) -> None:
         del self.graphs[graph.event.graph]
         for plan in graph.plans:
             del self.plans[plan]
 
-    def _check_mark(self, event: schema.Mark) -> Iterator[str]:
+    def _mark(self, event: schema.Mark) -> Iterator[str]:
         if event.phase == "end":
-            if event.mark not in self.open_marks:
+            if (opened := self.open_marks.pop(event.mark, None)) is None:
                 yield f"mark {event.mark} ends and was not begun"
-        elif event.mark in self._given["mark"]:
-            yield f"mark {event.mark} was given before"
-
-    def _take_mark(self, line: int, event: schema.Mark) -> None:
-        if event.phase == "end":
-            if (opened := self.open_marks.pop(event.mark, None)) is not None:
+            else:
                 self.mark = opened[1]
-        elif event.mark not in self._given["mark"]:
-            self._given["mark"].add(event.mark)
-            if event.phase == "begin":
-                self.open_marks[event.mark] = line, event
+        elif not self._given["mark"].add(event.mark):
+            yield f"mark {event.mark} was given before"
+        elif event.phase == "begin":
+            self.open_marks[event.mark] = self._line, event
 
     # --- steps and computes ---
 
-    def _check_step_begin(self, event: schema.StepBegin) -> Iterator[str]:
+    def _step_begin(self, event: schema.StepBegin) -> Iterator[str]:
         if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
-        yield from sequence_problems(event)
-        if event.step in self._given["step"]:
+        sound = True
+        for problem in sequence_problems(event):
+            sound = False
+            yield problem
+        is_new = event.step not in self._given["step"]
+        if not is_new:
             yield f"step {event.step} was given before"
-
-    def _take_step_begin(self, line: int, event: schema.StepBegin) -> None:
         context = self._named(event.ctx)
-        if event.step in self._given["step"]:
-            return
-        self._given["step"].add(event.step)
-        sound = context is not None and next(sequence_problems(event), None) is None
-        parts = context.batches.parts(event) if context and sound else []
-        self.step = self.open_steps[event.step] = KnownStep(event, line, parts)
+        if is_new:
+            self._given["step"].add(event.step)
+            parts = context.batches.parts(event) if context and sound else []
+            self.step = self.open_steps[event.step] = KnownStep(event, self._line, parts)
 
-    def _check_step_end(self, event: schema.StepEnd) -> Iterator[str]:
+    def _step_end(self, event: schema.StepEnd) -> Iterator[str]:
         if event.step not in self.open_steps:
             over = event.step in self._given["step"]
             yield f"step {event.step} was {'ended before' if over else 'never begun'}"
-
-    def _take_step_end(self, _line: int, event: schema.StepEnd) -> None:
         self.step = self.open_steps.pop(event.step, None)
 
-    def _check_compute(self, event: schema.Compute) -> Iterator[str]:
+    def _compute(self, event: schema.Compute) -> Iterator[str]:
         graph, step = self.graphs.get(event.graph), self.open_steps.get(event.step)
-        if event.compute in self._given["compute"]:
+        is_new = event.compute not in self._given["compute"]
+        if not is_new:
             yield f"compute {event.compute} was given before"
-            return
-        if event.ctx not in self.contexts:
-            yield self._missing("context", event.ctx)
-        if graph is None:
-            yield self._missing("graph", event.graph)
-        elif graph.event.ctx != event.ctx:
-            yield f"of context {event.ctx}, its graph is of context {graph.event.ctx}"
-        if step is None and event.step != -1:
-            over = event.step in self._given["step"]
-            yield f"step {event.step} {'is over' if over else 'never began'}"
-        elif step and step.event.ctx != event.ctx:
-            yield f"of context {event.ctx}, its step is of context {step.event.ctx}"
-
-    def _take_compute(self, _line: int, event: schema.Compute) -> None:
-        context, graph = self._named(event.ctx), self.graphs.get(event.graph)
-        self.step = self.open_steps.get(event.step)
-        if context is None or graph is None or event.compute in self._given["compute"]:
+        else:
+            if event.ctx not in self.contexts:
+                yield self._missing("context", event.ctx)
+            if graph is None:
+                yield self._missing("graph", event.graph)
+            elif graph.event.ctx != event.ctx:
+                yield f"of context {event.ctx}, its graph is of context {graph.event.ctx}"
+            if step is None and event.step != -1:
+                over = event.step in self._given["step"]
+                yield f"step {event.step} {'is over' if over else 'never began'}"
+            elif step and step.event.ctx != event.ctx:
+                yield f"of context {event.ctx}, its step is of context {step.event.ctx}"
+        context, self.step = self._named(event.ctx), step
+        if context is None or graph is None or not is_new:
             return
         self._given["compute"].add(event.compute)
         if context.compute:
             del self.computes[context.compute.event.compute]
         self.graph = graph
-        ubatch = context.caches.compute(event, self.step.event if self.step else None)
+        ubatch = context.caches.compute(event, step.event if step else None)
         self.compute = self.computes[event.compute] = KnownCompute(event, graph, ubatch)
         context.compute = self.compute
         recent = graph.context.graphs
@@ -337,13 +401,16 @@ class Resolver:
 
     # --- measurements ---
 
-    def _check_layers(self, event: schema.Layers) -> Iterator[str]:
+    def _layers(self, event: schema.Layers) -> Iterator[str]:
         yield from interval_problems(event, layer=event.layer, gap=event.gap)
-        yield from self._check_measured(event.compute)
+        if event.compute not in self.computes:
+            yield self._missing("compute", event.compute)
+        self._measured(event)
 
-    def _check_ops(self, event: schema.Ops) -> Iterator[str]:
+    def _ops(self, event: schema.Ops) -> Iterator[str]:
         yield from interval_problems(event, gap=event.gap, wait=event.wait)
-        yield from self._check_measured(event.compute)
+        if event.compute not in self.computes:
+            yield self._missing("compute", event.compute)
         compute, plan = self.computes.get(event.compute), self.plans.get(event.plan)
         if plan is None:
             yield self._missing("plan", event.plan)
@@ -352,62 +419,56 @@ class Resolver:
         elif compute and plan.graph is not compute.graph:
             other = compute.event.graph
             yield f"plan {event.plan} is of graph {plan.event.graph}, the compute of graph {other}"
+        self._measured(event)
 
-    def _take_ops(self, line: int, event: schema.Ops) -> None:
-        self._take_measured(line, event)
-        if (plan := self.plans.get(event.plan)) is not None:
-            self.plan = plan
-
-    def _check_splits(self, event: schema.Splits) -> Iterator[str]:
+    def _splits(self, event: schema.Splits) -> Iterator[str]:
         columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
         yield from interval_problems(event, **columns)
-        yield from self._check_measured(event.compute)
+        if event.compute not in self.computes:
+            yield self._missing("compute", event.compute)
         compute = self.computes.get(event.compute)
         if compute and max(event.split, default=-1) >= len(compute.graph.event.splits):
             yield f"split {max(event.split)}, the graph has {len(compute.graph.event.splits)}"
+        self._measured(event)
 
-    def _check_tensor_stats(self, event: schema.TensorStats) -> Iterator[str]:
+    def _tensor_stats(self, event: schema.TensorStats) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
-        yield from self._check_measured(event.compute)
+        if event.compute not in self.computes:
+            yield self._missing("compute", event.compute)
         if graph is None:
             yield self._missing("graph", event.graph)
         elif event.node >= graph.event.n_nodes:
             yield f"node {event.node} of graph {event.graph}, which has {graph.event.n_nodes}"
+        self._measured(event)
 
-    def _take_tensor_stats(self, line: int, event: schema.TensorStats) -> None:
-        self._take_measured(line, event)
-        if (graph := self.graphs.get(event.graph)) is not None:
-            self.graph = graph
+    def _measured(self, event: Any) -> None:
+        if event.compute in self.computes:
+            self.compute = self.computes[event.compute]
+        if isinstance(event, schema.Ops) and event.plan in self.plans:
+            self.plan = self.plans[event.plan]
+        if isinstance(event, schema.TensorStats) and event.graph in self.graphs:
+            self.graph = self.graphs[event.graph]
 
-    def _check_measured(self, number: int) -> Iterator[str]:
-        if number not in self.computes:
-            yield self._missing("compute", number)
-
-    def _take_measured(self, _line: int, event: Measured) -> None:
-        if (compute := self.computes.get(event.compute)) is not None:
-            self.compute = compute
-
-    def _check_of_context(self, event: schema.Memory | schema.Sync) -> Iterator[str]:
+    def _of_context(self, event: schema.Memory | schema.Sync) -> Iterator[str]:
         if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
-
-    def _take_of_context(self, _line: int, event: schema.Memory | schema.Sync) -> None:
         self._named(event.ctx)
 
-    def _check_of_step(self, event: schema.Kv | schema.Token) -> Iterator[str]:
+    _memory = _sync = _of_context
+
+    def _of_step(self, event: schema.Kv | schema.Token) -> Iterator[str]:
         if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
         if event.step != -1 and event.step not in self._given["step"]:
             yield f"step {event.step} never began"
-
-    def _take_kv(self, _line: int, event: schema.Kv) -> None:
         if (context := self._named(event.ctx)) is not None:
-            context.caches.take(event)
-            context.batches.moved(event)
+            if isinstance(event, schema.Token):
+                context.batches.sampled(event)
+            else:
+                context.caches.take(event)
+                context.batches.moved(event)
 
-    def _take_token(self, _line: int, event: schema.Token) -> None:
-        if (context := self._named(event.ctx)) is not None:
-            context.batches.sampled(event)
+    _kv = _token = _of_step
 
     def _named(self, ctx: int) -> KnownContext | None:
         """The context, which is now the one that was named last."""
@@ -421,6 +482,7 @@ class Resolver:
         return f"{what} {number} {_FORGOTTEN[what] if given else 'was never given'}"
 
 
+_MEASUREMENTS = {schema.Layers, schema.Ops, schema.Splits, schema.TensorStats}
 _GRAPHS = schema.GRAPHS_KEPT
 _FORGOTTEN = {
     "context": f"was given, but {schema.CONTEXTS_KEPT} others were named since",
@@ -428,3 +490,24 @@ _FORGOTTEN = {
     "plan": f"was given, but {_GRAPHS} other graphs were given or computed since",
     "compute": "is over",
 }
+
+
+def sequence_problems(event: schema.StepBegin) -> Iterator[str]:
+    """Why the columns of a step's sequences are invalid, one message each."""
+    n = len(event.seq or ())
+    for name in ("seq_pos", "seq_tokens", "seq_outputs"):
+        column = getattr(event, name)
+        if len(column or ()) != n and (column is not None or name == "seq_pos"):
+            yield f"column `{name}` has {len(column or ())} entries, `seq` has {n}"
+
+
+def interval_problems(
+    event: schema.Layers | schema.Ops | schema.Splits, **columns: list[int] | None
+) -> Iterator[str]:
+    """Why intervals are invalid, one message each; `columns` must be as long as `dur`."""
+    for name, column in columns.items():
+        if column is not None and len(column) != len(event.dur):
+            n = len(event.dur)
+            yield f"column `{name}` has {len(column)} entries, `dur` has {n}"
+    if sum(event.dur) + sum(event.gap or ()) > schema.LATEST:
+        yield "an impossible time"

@@ -2,32 +2,286 @@
 
 Invariant: every event is whole (`resolve`). A Session contains every context, graph and plan that
 it refers to, and a row of `ops` is as long as its plan. Times are absolute, in ns.
+
+The times of kernels, layers and parts of graphs are a matrix for all computes of one plan, with a
+row for each compute, in the order of the log, and a column for each kernel, layer or part. Its
+numbers have 4 bytes each if all of them fit into these.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, field
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from operator import setitem
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import LogError
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.log import schema
-from llamacpp_instr.log.columns import Columns, kinds_of
-from llamacpp_instr.log.columns import Table as Table
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.kernels import Kernels, Work, plan_kernels
-from llamacpp_instr.log.ids import KnownStep
-from llamacpp_instr.log.parts import read_run
 from llamacpp_instr.log.reader import LogEnd
-from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.log.runs import Run
-from llamacpp_instr.log.timings import Timings, TimingsCollector
-from llamacpp_instr.log.waits import with_result_times
+from llamacpp_instr.log.resolve import KnownStep, Resolver
+from llamacpp_instr.log.runs import Run, read_run
+from llamacpp_instr.log.schema import CONTEXTS_KEPT, Event, Layers, Ops, Splits, Sync
+
+Int64 = NDArray[np.int64]
+
+
+class Table:
+    """Columns of equal length by name: int64, bool or float64 if possible, else objects (text, and
+    numbers that may be absent)."""
+
+    def __init__(self, columns: dict[str, NDArray[Any]]) -> None:
+        self.columns = columns
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def rows(self, selected: NDArray[Any]) -> Table:
+        """The rows that a mask or an array of indices selects."""
+        return Table({name: column[selected] for name, column in self.columns.items()})
+
+    def tuples(self, *names: str) -> Iterator[Any]:
+        """The values of these columns, row by row, as Python's own numbers."""
+        return zip(*(self[name].tolist() for name in names), strict=True)
+
+
+class Columns:
+    """Collects rows with 8 bytes per number: integers, and columns of the kinds `q` integers, `b`
+    booleans, `O` the rest. The schema limits numbers to 64 bits."""
+
+    def __init__(self, *integers: str, **kinds: str) -> None:
+        self._kinds = dict.fromkeys(integers, "q") | kinds
+        self._columns: dict[str, Any] = {
+            name: [] if kind == "O" else array(kind) for name, kind in self._kinds.items()
+        }
+        self._append = [column.append for column in self._columns.values()]
+
+    @classmethod
+    def of(cls, event: type[Event]) -> Columns:
+        """A column for each key of an event."""
+        types = {f.name: f.type for f in msgspec.structs.fields(event)}
+        plain = {name: getattr(of, "__origin__", of) for name, of in types.items()}
+        return cls(**{name: {int: "q", bool: "b"}.get(of, "O") for name, of in plain.items()})
+
+    def add(self, values: Sequence[Any]) -> None:
+        for append, value in zip(self._append, values, strict=True):
+            append(value)
+
+    def add_event(self, event: Event) -> None:
+        self.add([getattr(event, name) for name in self._kinds])
+
+    def table(self) -> Table:
+        """The rows so far, which share their memory with these columns: add none after it."""
+        types = {"q": np.int64, "b": np.bool_}
+        return Table({
+            name: np.array(self._columns[name], object) if kind == "O"
+            else np.frombuffer(self._columns[name], types[kind])
+            for name, kind in self._kinds.items()
+        })  # fmt: skip
+
+
+def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]:
+    """The `gap` (None if absent) and the `dur` of the intervals of a whole event (`resolve`)."""
+    gap = None if event.gap is None else np.array(event.gap, np.int64)
+    return gap, np.array(event.dur, np.int64)
+
+
+def kernel_times(event: Ops | Layers) -> tuple[Int64, Int64]:
+    """Begin and end of each kernel or layer, in ns."""
+    gap, dur = interval_columns(event)
+    end = event.t + np.cumsum(dur if gap is None else gap + dur)
+    return end - dur, end
+
+
+Matrix = NDArray[np.int32] | NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """All computes of one plan on one thread, or all that have the same layers or splits."""
+
+    thread: int
+    plan: int
+    """-1 for layers and splits"""
+    label: Int64
+    """of each column: layer, split, or the kernel's place in the plan"""
+    place: Int64
+    """of each row in the log: rows of all timings, sorted by it, are in the order of the log"""
+    compute: Int64
+    t: Int64
+    """when the first gap of each row begins"""
+    dur: Matrix
+    gap: Matrix | None
+    """before each interval; None if each begins when the one before it ends"""
+    wait: Matrix | None
+    """of `dur`, inside barriers; kernels at `verbose` only"""
+
+    def __len__(self) -> int:
+        return len(self.compute)
+
+    def rows(self, selected: NDArray[Any] | Sequence[int]) -> Timings:
+        """The computes of these numbers, ascending."""
+        chosen = without_copy(selected)
+        return replace(
+            self,
+            place=self.place[chosen],
+            compute=self.compute[chosen],
+            t=self.t[chosen],
+            dur=self.dur[chosen],
+            gap=None if self.gap is None else self.gap[chosen],
+            wait=None if self.wait is None else self.wait[chosen],
+        )
+
+    @property
+    def end(self) -> Int64:
+        """When each interval ends, absolute."""
+        passed = np.cumsum(self.dur, axis=1, dtype=np.int64)
+        if self.gap is not None:
+            passed += np.cumsum(self.gap, axis=1, dtype=np.int64)
+        ends: Int64 = passed + self.t[:, None]
+        return ends
+
+    @property
+    def begin(self) -> Int64:
+        return self.end - self.dur
+
+    @property
+    def totals(self) -> Int64:
+        """The time in all intervals of each compute."""
+        total: Int64 = self.dur.sum(axis=1, dtype=np.int64)
+        return total
+
+
+def without_copy(rows: NDArray[Any] | Sequence[int]) -> Any:
+    """An index that selects these rows, ascending, without a copy if they follow each other."""
+    if len(rows) and rows[-1] - rows[0] == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def in_order(timings: Sequence[Timings]) -> Iterator[tuple[Timings, int]]:
+    """Each row in the order of the log: its timings and its number in them."""
+    places = (of.place.tolist() for of in timings)
+    rows = sorted((place, i, row) for i, of in enumerate(places) for row, place in enumerate(of))
+    return ((timings[i], row) for _, i, row in rows)
+
+
+class TimingsCollector:
+    """Collects events of one kind (ops, layers or splits) as `Timings`."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._collected: dict[Any, dict[str, array[int]]] = {}
+        """durations have 4 bytes, or 8 as soon as one needs them"""
+
+    def add(self, event: Ops | Layers | Splits) -> None:
+        """A whole event (`resolve`)."""
+        thread, plan, wait, label = 0, -1, None, None
+        if isinstance(event, Ops):
+            thread, plan, wait = event.thread, event.plan, event.wait
+        else:
+            label = tuple(event.layer if isinstance(event, Layers) else event.split)
+        key = thread, plan, label, event.gap is None, wait is None
+        if (into := self._collected.get(key)) is None:
+            kinds = {"place": "q", "compute": "q", "t": "q", "dur": "i", "gap": "i", "wait": "i"}
+            into = self._collected[key] = {name: array(kind) for name, kind in kinds.items()}
+        into["place"].append(self._n)
+        into["compute"].append(event.compute)
+        into["t"].append(event.t)
+        for name, values in (("dur", event.dur), ("gap", event.gap), ("wait", wait)):
+            try:
+                into[name].fromlist(values or [])
+            except OverflowError:  # then it has none of them
+                into[name] = array("q", into[name])
+                into[name].fromlist(values or [])
+        self._n += 1
+
+    def timings(self) -> list[Timings]:
+        """What was collected, by plan in the order of the first computes. Add nothing after it."""
+        found = []
+        for (thread, plan, label, *absent), into in self._collected.items():
+            columns: dict[str, Any] = {
+                name: np.frombuffer(of, np.int32 if of.typecode == "i" else np.int64)
+                for name, of in into.items()
+            }
+            for name, is_absent in zip(("dur", "gap", "wait"), (False, *absent), strict=True):
+                matrix = columns[name].reshape(len(into["compute"]), -1)
+                columns[name] = None if is_absent else matrix
+            labels = (
+                np.arange(columns["dur"].shape[1]) if label is None else np.array(label, np.int64)
+            )
+            found.append(Timings(thread=thread, plan=plan, label=labels, **columns))
+        return found
+
+
+WAITED = 20_000
+"""ns; a shorter wait found the result there, so it does not show when it came"""
+
+
+def with_result_times(steps: Table, syncs: Table) -> Table:
+    """The steps with `end`, when the result was there, and `returned`, when the call returned (ns).
+
+    They differ only if llama.cpp waited for a device after the call: then the step ends with that
+    wait (`sync`). A wait belongs to the step of its context that began last before it.
+    """
+    end: Int64 = steps["end"].copy()
+    waits = syncs.rows(syncs["dur"] >= WAITED) if len(syncs) else syncs
+    for ctx in np.unique(waits["ctx"]) if len(waits) else ():
+        mine = np.flatnonzero(steps["ctx"] == ctx)
+        mine = mine[np.argsort(steps["begin"][mine], kind="stable")]
+        of_ctx = waits.rows(waits["ctx"] == ctx)
+        at = np.searchsorted(steps["begin"][mine], of_ctx["t"], side="right") - 1
+        known = at >= 0
+        np.maximum.at(end, mine[at[known]], (of_ctx["t"] + of_ctx["dur"])[known])
+    return Table(steps.columns | {"end": end, "returned": steps["end"]})
+
+
+Step = TypeVar("Step")
+
+
+class LatestSteps(Generic[Step]):
+    """For readers that stream: keeps the latest step of each context, because a wait for its result
+    may follow. `settled` gets each step with the time when its result was there."""
+
+    def __init__(self, settled: Callable[[Step, int], object]) -> None:
+        self._settled = settled
+        self._latest: dict[int, tuple[Step, int]] = {}
+
+    def add(self, ctx: int, step: Step, t: int) -> None:
+        """A step has ended."""
+        self.settle(ctx)
+        self._latest[ctx] = step, t
+        if len(self._latest) > CONTEXTS_KEPT:
+            self.settle(next(iter(self._latest)))
+
+    def wait(self, sync: Sync) -> None:
+        """A wait has ended."""
+        if sync.ctx in self._latest and sync.dur >= WAITED:
+            step, t = self._latest[sync.ctx]
+            self._latest[sync.ctx] = step, max(t, sync.t + sync.dur)
+
+    def settle(self, ctx: int) -> None:
+        """No wait for the latest step follows: another begins, or its token is there."""
+        if ctx in self._latest:
+            self._settled(*self._latest.pop(ctx))
+
+    def settle_all(self) -> None:
+        """No wait follows."""
+        for ctx in list(self._latest):
+            self.settle(ctx)
 
 
 @dataclass
@@ -51,8 +305,7 @@ class Session:
     """ended steps: step, ctx, phase (prefill, decode, encode), n_tokens, n_outputs, n_seqs, pos,
     thread, begin, end (the result is there), returned, and the measurements of `step_end`"""
     sequences: Table
-    """step, seq, pos, tokens, outputs, prompt: what the batch of each ended step has of each
-    sequence; `pos` is its first position"""
+    """step, seq, pos (the first), tokens, outputs, prompt: of each sequence in an ended step"""
     computes: Table
     """the keys of `compute`"""
     ops: list[Timings]
@@ -147,32 +400,27 @@ def load_parts(
             loader.begin_part()
         loader.take(event)
     assert reader.end is not None
-    loader.end_marks()
+    for _, mark in refs.open_marks.values():
+        loader.tables["marks"].add((mark.mark, mark.name, mark.t, -1, mark.thread, mark.seq))
     yield loader.session(run.name, reader.end, list(refs.open_steps.values()))
 
 
 _STEP_BEGIN = ("step", "ctx", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
 _STEP_END = tuple(n for n in schema.StepEnd.__struct_fields__ if n not in ("t", "step"))
 _TABLES: dict[str, type[schema.Event]] = {
-    "machine": schema.Machine,
-    "computes": schema.Compute,
-    "syncs": schema.Sync,
-    "kv": schema.Kv,
-    "tokens": schema.Token,
-}
+    "machine": schema.Machine, "computes": schema.Compute, "syncs": schema.Sync,
+    "kv": schema.Kv, "tokens": schema.Token,
+}  # fmt: skip
 """tables of a session that have the keys of an event"""
 _LISTS: dict[str, type[schema.Event]] = {
-    "tensors": schema.Tensor,
-    "memory": schema.Memory,
-    "stats": schema.TensorStats,
-    "notes": schema.Note,
-    "messages": schema.Message,
-}
+    "tensors": schema.Tensor, "memory": schema.Memory, "stats": schema.TensorStats,
+    "notes": schema.Note, "messages": schema.Message,
+}  # fmt: skip
 """lists of a session that keep an event as it is"""
 
 
 class _Loader:
-    """Collects what events say. Its attributes become those of a `Session`."""
+    """Collects what events say. Its dictionaries become attributes of a `Session`."""
 
     def __init__(self, refs: Resolver, lenient: bool, every_thread: bool) -> None:
         self.refs = refs
@@ -184,88 +432,64 @@ class _Loader:
         self.begin_part()
 
     def begin_part(self) -> None:
-        """Begin with new columns and lists, and with what can still be named; the part before keeps
-        its own."""
-        refs = self.refs
-        self.models = {number: known.event for number, known in refs.models.items()}
-        self.contexts = {number: known.event for number, known in refs.contexts.items()}
-        self.graphs = {number: known.event for number, known in refs.graphs.items()}
-        plans = refs.plans.items()
-        self.plans = {n: known.event for n, known in plans if n not in self.impossible}
-        begin = kinds_of(schema.StepBegin)
-        self.steps = Columns(
-            {name: begin[name] for name in _STEP_BEGIN}
-            | {"phase": "O", "begin": "q", "end": "q"}
-            | dict.fromkeys(_STEP_END, "q")
-        )
-        of_part = dict.fromkeys(("step", "seq", "pos", "tokens", "outputs"), "q")
-        self.sequences = Columns(of_part | {"prompt": "b"})
-        of_thread = ("compute", "thread", "kernels", "busy", "waiting")
-        self.threads = Columns(dict.fromkeys(of_thread, "q"))
-        of_mark = dict.fromkeys(("mark", "name", "begin", "end", "thread", "seq"), "q")
-        self.marks = Columns(of_mark | {"name": "O"})
-        self.tables = {name: Columns.of(event) for name, event in _TABLES.items()}
+        """Begin with new columns and what can still be named; the part before keeps its own."""
+        self.facts: dict[str, Any] = {
+            name: {number: known.event for number, known in getattr(self.refs, name).items()}
+            for name in ("models", "contexts", "graphs", "plans")
+        }
+        for plan in self.impossible:
+            self.facts["plans"].pop(plan, None)
+        self.facts["ubatches"] = {}
+        self.tables = {
+            "steps": Columns(*_STEP_BEGIN, "phase", "begin", "end", *_STEP_END, phase="O"),
+            "sequences": Columns("step", "seq", "pos", "tokens", "outputs", prompt="b"),
+            "threads": Columns("compute", "thread", "kernels", "busy", "waiting"),
+            "marks": Columns("mark", "name", "begin", "end", "thread", "seq", name="O"),
+            **{name: Columns.of(event) for name, event in _TABLES.items()},
+        }
         self.lists: dict[str, Any] = {name: [] for name in _LISTS}
-        self.ops, self.layers, self.splits = (TimingsCollector() for _ in range(3))
-        self.ubatches: dict[int, Ubatch] = {}
+        self.timings = {name: TimingsCollector() for name in ("ops", "layers", "splits")}
         self.n_rows = 0
         self._takers: dict[type[schema.Event], Callable[[Any], None]] = {
             **{event: self.tables[name].add_event for name, event in _TABLES.items()},
             **{event: self.lists[name].append for name, event in _LISTS.items()},
-            schema.SessionEnd: self._session_end,
-            schema.Model: lambda event: setitem(self.models, event.model, event),
-            schema.Context: lambda event: setitem(self.contexts, event.ctx, event),
-            schema.Graph: lambda event: setitem(self.graphs, event.graph, event),
+            schema.SessionEnd: lambda event: setattr(self, "end", event),
+            schema.Model: lambda event: setitem(self.facts["models"], event.model, event),
+            schema.Context: lambda event: setitem(self.facts["contexts"], event.ctx, event),
+            schema.Graph: lambda event: setitem(self.facts["graphs"], event.graph, event),
             schema.Plan: self._plan,
             schema.StepEnd: self._step_end,
             schema.Compute: self._compute,
             schema.Ops: self._ops,
             schema.Layers: self._layers,
-            schema.Splits: self.splits.add,
+            schema.Splits: self.timings["splits"].add,
             schema.Mark: self._mark,
         }
 
     def take(self, event: schema.Event) -> None:
-        taker = self._takers.get(type(event))
-        if taker is not None:
+        if (taker := self._takers.get(type(event))) is not None:
             taker(event)
 
-    def end_marks(self) -> None:
-        for _, mark in self.refs.open_marks.values():
-            self.marks.add((mark.mark, mark.name, mark.t, -1, mark.thread, mark.seq))
-
     def session(self, path: str, log_end: LogEnd, open_steps: list[KnownStep]) -> Session:
-        others: dict[str, Any] = {name: of.table() for name, of in self.tables.items()}
+        columns: dict[str, Any] = {name: of.table() for name, of in self.tables.items()}
+        columns |= {name: of.timings() for name, of in self.timings.items()}
+        columns["steps"] = with_result_times(columns["steps"], columns["syncs"])
         return Session(
             path=path,
             start=self.refs.start,
             end=self.end,
             log_end=log_end,
-            models=self.models,
-            contexts=self.contexts,
-            graphs=self.graphs,
-            plans=self.plans,
-            steps=with_result_times(self.steps.table(), others["syncs"]),
-            sequences=self.sequences.table(),
-            ops=self.ops.timings(),
-            layers=self.layers.timings(),
-            splits=self.splits.timings(),
-            threads=self.threads.table(),
-            marks=self.marks.table(),
             open_steps=open_steps,
-            ubatches=self.ubatches,
-            **others,
+            **self.facts,
             **self.lists,
+            **columns,
         )
-
-    def _session_end(self, event: schema.SessionEnd) -> None:
-        self.end = event
 
     def _plan(self, event: schema.Plan) -> None:
         try:
             if self.lenient:
                 plan_kernels(self.refs.graph.event, event)
-            self.plans[event.plan] = event
+            self.facts["plans"][event.plan] = event
         except OverflowError:
             self.impossible.add(event.plan)
             self.refs.left_out += 1
@@ -275,13 +499,13 @@ class _Loader:
         begin = self.refs.step.event
         row = [getattr(begin, name) for name in _STEP_BEGIN]
         row += self.refs.step.phase, begin.t, event.t
-        self.steps.add(row + [getattr(event, name) for name in _STEP_END])
+        self.tables["steps"].add(row + [getattr(event, name) for name in _STEP_END])
         for part in self.refs.step.parts:
-            self.sequences.add((begin.step, *astuple(part)))
+            self.tables["sequences"].add((begin.step, *astuple(part)))
 
     def _compute(self, event: schema.Compute) -> None:
         self.tables["computes"].add_event(event)
-        self.ubatches[event.compute] = self.refs.compute.ubatch
+        self.facts["ubatches"][event.compute] = self.refs.compute.ubatch
 
     def _ops(self, event: schema.Ops) -> None:
         if event.plan in self.impossible:
@@ -290,18 +514,17 @@ class _Loader:
         self.n_rows += len(event.dur)
         if event.wait is not None:
             wait = sum(event.wait)
-            busy, between = sum(event.dur) - wait, sum(event.gap or ())
-            of_thread = event.compute, event.thread, len(event.dur), busy, wait + between
-            self.threads.add(of_thread)
+            busy, waiting = sum(event.dur) - wait, wait + sum(event.gap or ())
+            self.tables["threads"].add((event.compute, event.thread, len(event.dur), busy, waiting))
         if event.thread == 0 or self.every_thread:
-            self.ops.add(event)
+            self.timings["ops"].add(event)
 
     def _layers(self, event: schema.Layers) -> None:
         self.n_rows += len(event.dur)
-        self.layers.add(event)
+        self.timings["layers"].add(event)
 
     def _mark(self, event: schema.Mark) -> None:
         if event.phase != "begin":
             begin = event if event.phase == "instant" else self.refs.mark
             seq = event.seq if event.seq >= 0 else begin.seq
-            self.marks.add((event.mark, begin.name, begin.t, event.t, begin.thread, seq))
+            self.tables["marks"].add((event.mark, begin.name, begin.t, event.t, begin.thread, seq))

@@ -1,17 +1,34 @@
-"""Selects the steps of a session that figures count: successful ones outside warm-up runs.
+"""The steps of a session that figures count, successful ones outside warm-up runs, and where their
+time went: every nanosecond of every step, once.
 
-Invariant: the notes name everything that is excluded, in complete sentences.
+Invariant: the notes name everything that is excluded, in complete sentences. The parts of a step
+add up to the time that its caller saw, from its start until its result was there. Kernels count as
+long as thread 0, which takes part in each, was in them.
+
+Also what other processes took from steps: a thread that is ready to run and gets no CPU has been
+displaced: by another process, or by a thread of its own, for example when two of them begin on one
+CPU. `machine` events have that time (`delay`) and the CPU time of the process and of the whole
+machine for intervals of about 100 ms. What others took is the delay, but at most the CPU time that
+others had. The share that was taken is that time divided by it and the process's CPU time: 0 on an
+idle machine, one half if an equal neighbour shares every CPU. Time that a hypervisor gave to others
+(`steal`) is taken, too; the CPUs share it.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.log.session import Session, Table
-
-Int64 = NDArray[np.int64]
+from llamacpp_instr.log.graph.kernels import untimed_backends
+from llamacpp_instr.log.schema import Machine
+from llamacpp_instr.log.session import Int64, Session, Table, Timings, without_copy
+from llamacpp_instr.model.file import role_of
 
 PHASES = ("prefill", "decode", "encode")
 """of steps, in the order in which they are shown"""
@@ -28,7 +45,14 @@ def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[
     if failed := len(steps) - int(counts.sum()):
         notes.append(f"Left out: {counted(failed, 'failed step')}.")
     if not warm_up:
-        warm = _in_warm_up(session)
+        marks, order = session.marks, np.argsort(steps["begin"], kind="stable")
+        first, end = steps_inside(marks.rows(marks["name"] == WARM_UP), steps["begin"][order])
+        # +1 where the steps of a mark begin, -1 after them: the sum counts the marks of a step
+        marked = np.zeros(len(steps) + 1, np.int64)
+        np.add.at(marked, first, 1)
+        np.add.at(marked, end, -1)
+        warm = np.zeros(len(steps), np.bool_)
+        warm[order] = np.cumsum(marked)[:-1] > 0
         if n := int((warm & counts).sum()):
             notes.append(f"Left out: {counted(n, 'step')} of warm-up runs.")
         counts &= ~warm
@@ -44,19 +68,6 @@ def step_rows(session: Session, steps: Table) -> dict[int, int]:
     return {compute: row[step] for compute, step in computes if step in row}
 
 
-def _in_warm_up(session: Session) -> NDArray[np.bool_]:
-    steps, marks = session.steps, session.marks
-    order = np.argsort(steps["begin"], kind="stable")
-    first, end = steps_inside(marks.rows(marks["name"] == WARM_UP), steps["begin"][order])
-    # +1 where the steps of a mark begin, -1 after them: the sum is the number of marks of a step
-    marked = np.zeros(len(steps) + 1, np.int64)
-    np.add.at(marked, first, 1)
-    np.add.at(marked, end, -1)
-    inside = np.zeros(len(steps), np.bool_)
-    inside[order] = np.cumsum(marked)[:-1] > 0
-    return inside
-
-
 def steps_inside(marks: Table, begins: Int64) -> tuple[list[int], list[int]]:
     """The steps that begin in each mark: the first, and the one after the last, as indices into
     `begins`, which is sorted."""
@@ -64,3 +75,224 @@ def steps_inside(marks: Table, begins: Int64) -> tuple[list[int], list[int]]:
     end = np.searchsorted(begins, marks["end"])
     end[marks["end"] < 0] = len(begins)  # an open one
     return first.tolist(), np.maximum(first, end).tolist()
+
+
+DISTURBED = 0.05
+"""share of the time of an interval that makes its steps disturbed ones"""
+
+TICK = 10_000_000
+"""ns; the machine's CPU time is that inexact"""
+
+Float64 = NDArray[np.float64]
+
+
+def disturbed_steps(session: Session, steps: Table) -> NDArray[np.bool_]:
+    """Whether a part of each step is in an interval that lost more than DISTURBED of its time."""
+    machine = session.machine
+    machine = machine.rows(np.array([d is not None for d in machine["delay"]], np.bool_))
+    bad = machine.rows(taken_shares(session, machine) > DISTURBED)
+    order = np.argsort(bad["t"], kind="stable")
+    end, begin = bad["t"][order], (bad["t"] - bad["dur"])[order]
+    at = np.searchsorted(end, steps["begin"], side="right")
+    inside: NDArray[np.bool_] = at < len(end)
+    inside[inside] = begin[at[inside]] < steps["end"][inside]
+    return inside
+
+
+def taken_shares(session: Session, machine: Table) -> Float64:
+    """The share of the process's time that was taken in each interval, (intervals,)."""
+    taken = taken_times(session, machine)
+    share: Float64 = taken / np.maximum(taken + machine["cpu"], 1)
+    return share
+
+
+def taken_times(session: Session, machine: Table) -> Float64:
+    """The ns that the process's threads lost in each interval."""
+    return _taken(machine.columns, session.start.host.cores)
+
+
+def taken_in_all(session: Session, machine: Table) -> int:
+    """The ns that the threads lost in all intervals; their sums are more exact than each."""
+    columns = {name: machine[name].tolist() for name in _OF_MACHINE}
+    sums = {name: [None if None in of else sum(of)] for name, of in columns.items()}
+    return int(_taken(sums, session.start.host.cores)[0])
+
+
+def taken_share(event: Machine, cpus: int) -> float | None:
+    """The share of the time that was taken in one interval, None if the log does not record it."""
+    if event.delay is None:
+        return None
+    taken = float(_taken({name: [getattr(event, name)] for name in _OF_MACHINE}, cpus)[0])
+    return taken / max(taken + event.cpu, 1)
+
+
+_OF_MACHINE = ("dur", "cpu", "delay", "busy", "steal")
+
+
+def _taken(columns: Mapping[str, Any], cpus: int) -> Float64:
+    dur, cpu, delay = (np.array(columns[name], np.float64) for name in ("dur", "cpu", "delay"))
+    steal = np.array([s or 0 for s in columns["steal"]], np.float64)
+    busy = np.array([np.inf if b is None else b for b in columns["busy"]], np.float64)
+    delay = np.minimum(delay, np.maximum(busy - cpu - TICK, 0))
+    # of the stolen time, the process lost the part that belongs to the CPUs that it used
+    used = np.minimum((cpu + delay) / (np.maximum(dur, 1) * max(cpus, 1)), 1.0)
+    taken: Float64 = delay + steal * used
+    return taken
+
+
+Measure = Literal["time", "bytes", "flops"]
+KERNELS, LAYERS = "kernels", "layers"
+BESIDE = (
+    "compute", "between ops", "between layers", "KV slots", "graph build", "the device",
+    "the recorder", "the rest",
+)  # fmt: skip
+"""what a step does beside its kernels; beside its layers, if the log has no kernels"""
+
+
+class Place(NamedTuple):
+    """Where a kernel belongs; without kernels in the log, a layer has no block and no op."""
+
+    phase: str
+    layer: int
+    block: str
+    op: str
+    """as `stats` calls it, and the role of the weight that it reads: `MUL_MAT q4_K ffn_down`"""
+
+
+class Account:
+    """The time of `steps`, which are those that count, of one session."""
+
+    def __init__(self, session: Session, steps: Table) -> None:
+        self.session = session
+        self.steps = steps
+        self.row = step_rows(session, steps)
+        """compute -> its row in `steps`; of the computes in `steps`"""
+        self.phases = [phase for phase in PHASES if (steps["phase"] == phase).any()]
+        self.ops = self._of_steps(of for of in session.ops if of.thread == 0)
+        """the kernels of thread 0 in `steps`"""
+        self.layers = self._of_steps(session.layers)
+
+    def _of_steps(self, timings: Iterable[Timings]) -> list[Timings]:
+        """The computes of `steps` among `timings`."""
+        kept = ((of, np.flatnonzero(self.rows_of(of) >= 0)) for of in timings)
+        return [of.rows(rows) for of, rows in kept if len(rows)]
+
+    def rows_of(self, timings: Timings) -> Int64:
+        """The row in `steps` of each compute; -1 for one that is in none."""
+        return np.array([self.row.get(of, -1) for of in timings.compute.tolist()], np.int64)
+
+    @cached_property
+    def total(self) -> Int64:
+        """The time of each step as its caller saw it, ns."""
+        seen: Int64 = self.steps["end"] - self.steps["begin"]
+        return seen
+
+    @cached_property
+    def parts(self) -> dict[str, Int64]:
+        """ns of each step in its `kernels` (or `layers`), and in each part of BESIDE."""
+        session, steps = self.session, self.steps
+        layers_alone = bool(session.layers) and not session.ops
+        timed = self.layers if layers_alone else self.ops
+        computes = session.computes.rows(np.isin(session.computes["step"], steps["step"]))
+        numbers = computes["compute"].tolist()
+        at = {compute: i for i, compute in enumerate(numbers)}
+        rows = np.array([self.row[of] for of in numbers], np.int64)
+        inside, is_timed = np.zeros(len(at), np.int64), np.zeros(len(at), np.bool_)
+        for of in timed:
+            these = [at[compute] for compute in of.compute.tolist()]
+            np.add.at(inside, these, of.totals)
+            is_timed[these] = True
+        # layers last from their first kernel to their last, with what a device did between
+        elsewhere = {} if layers_alone else device_times(session)
+        on_device = np.array([elsewhere.get(of, 0) for of in numbers], np.int64)
+        beside = computes["dur"] - inside - on_device
+
+        def of_step(ns: Int64) -> Int64:
+            total = np.zeros(len(steps), np.int64)
+            np.add.at(total, rows, ns)
+            return total
+
+        amounts: dict[str, Int64] = {
+            LAYERS if layers_alone else KERNELS: of_step(inside),
+            "compute": of_step(np.where(is_timed, 0, beside)),
+            "between layers" if layers_alone else "between ops": of_step(
+                np.where(is_timed, beside, 0)
+            ),
+            "KV slots": of_step(computes["apply"]),
+            "graph build": of_step(computes["build"] + computes["alloc"]),
+            "the device": of_step(on_device) + steps["end"] - steps["returned"],
+            "the recorder": steps["recorder"],
+        }
+        return amounts | {"the rest": self.total - sum(amounts.values())}
+
+    def of_phase(self, phase: str) -> dict[str, int]:
+        """`parts` of all steps of a phase."""
+        rows = self.steps["phase"] == phase
+        return {name: int(ns[rows].sum()) for name, ns in self.parts.items()}
+
+    def by_place(self, by: Measure = "time") -> tuple[dict[Place, int], bool]:
+        """The amount of each place (of layers, if the log has no kernels), and if it is a bound."""
+        if by == "time" and not self.session.ops:
+            layers = self.by_layer.items()
+            return {Place(phase, layer, "", ""): ns for (phase, layer), ns in layers}, False
+        bounded = False
+        amounts: dict[Place, int] = defaultdict(int)
+        for ops in self.ops:
+            places = self._places(ops.plan)
+            work = None if by == "time" else self.session.work(ops)
+            for phase, rows in self.by_phase(ops):
+                if work is None:
+                    column = ops.dur[rows].sum(axis=0, dtype=np.int64)
+                else:
+                    total = work.total(rows)
+                    column = total.bytes if by == "bytes" else total.flops
+                    bounded |= bool(total.bound.any())
+                for place, amount in zip(places, column.tolist(), strict=True):
+                    amounts[Place(phase, *place)] += amount
+        return amounts, bounded
+
+    @cached_property
+    def by_layer(self) -> dict[tuple[str, int], int]:
+        """ns by phase and layer, from first kernel to last; empty if the log has kernels alone."""
+        amounts: dict[tuple[str, int], int] = defaultdict(int)
+        for layers in self.layers:
+            for phase, rows in self.by_phase(layers):
+                column = layers.dur[rows].sum(axis=0, dtype=np.int64)
+                for layer, ns in zip(layers.label.tolist(), column.tolist(), strict=True):
+                    amounts[phase, layer] += ns
+        return amounts
+
+    def by_phase(self, timings: Timings) -> Iterator[tuple[str, Any]]:
+        """Each phase of `timings`, which are in `steps`, and an index of its computes."""
+        phases = self.steps["phase"][self.rows_of(timings)]
+        rows = ((phase, np.flatnonzero(phases == phase)) for phase in self.phases)
+        return ((phase, without_copy(of)) for phase, of in rows if len(of))
+
+    def _places(self, plan: int) -> list[tuple[int, str, str]]:
+        """Layer, block and op of each kernel of a plan."""
+        kernels = self.session.kernels(plan)
+        names = [
+            label if weight is None else f"{label} {role_of(weight)}"
+            for label, weight in zip(kernels.label, kernels.weight, strict=True)
+        ]
+        return list(zip(kernels.layer.tolist(), kernels.block, names, strict=True))
+
+
+def device_times(session: Session) -> dict[int, int]:
+    """By compute with parts on a device: the ns in which thread 0 copied inputs for a part, waited
+    for the part before it, or was in one that is not the CPU's. Then it ran no kernel."""
+    graph_of = dict(session.computes.tuples("compute", "graph"))
+    found: dict[int, int] = {}
+    for splits in session.splits:
+        gaps = 0 if splits.gap is None else splits.gap.sum(axis=1, dtype=np.int64)
+        by_graph: dict[int, list[int]] = defaultdict(list)
+        for row, compute in enumerate(splits.compute.tolist()):
+            by_graph[graph_of[compute]].append(row)
+        for number, rows in by_graph.items():
+            graph = session.graphs[number]
+            if untimed_backends(graph):
+                backends = [graph.splits[i].backend for i in splits.label.tolist()]
+                elsewhere = np.array([backend != "CPU" for backend in backends], np.bool_)
+                ns = gaps + splits.dur[:, elsewhere].sum(axis=1, dtype=np.int64)
+                found.update(zip(splits.compute[rows].tolist(), ns[rows].tolist(), strict=True))
+    return found

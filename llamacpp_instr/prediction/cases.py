@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from llamacpp_instr.base.progress import progress_bar
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
@@ -16,8 +16,7 @@ from llamacpp_instr.prediction.model import Case, Step, kernel_model
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.prediction.retyped import write_retyped
 from llamacpp_instr.prediction.steps import planned_steps
-from llamacpp_instr.recording.memory.dry_graph import UbatchShape
-from llamacpp_instr.recording.memory.plan import plan_memory
+from llamacpp_instr.recording.memory.plan import UbatchShape, plan_memory
 
 
 def predict_cases(

@@ -10,7 +10,7 @@ from math import prod
 
 from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
 from llamacpp_instr.log.graph.kernels import plan_kernels
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.schema import Graph, Plan
 
 REPACKED = "CPU_REPACK"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.prediction.fit import fit
 from llamacpp_instr.prediction.probe.file import KernelModel

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import how_to_install
+from llamacpp_instr.base.system import how_to_install
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.timeline import PlanTimeline

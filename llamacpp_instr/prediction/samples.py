@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.timings import Timings
+from llamacpp_instr.log.session import Session, Timings
 from llamacpp_instr.prediction.features import Features, features
 
 Floats = NDArray[np.float64]

@@ -13,7 +13,7 @@ from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.prediction.features import ubatch_of
 from llamacpp_instr.prediction.model import Predicted, PredictedStep, predict_kernels
 from llamacpp_instr.prediction.probe.file import Probe
-from llamacpp_instr.recording.memory.dry_graph import UbatchShape, dry_graphs, window
+from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs, window
 
 DEFAULT_TOKENS = 512
 """of a prefill, and in the cache before a decode, if the model allows as many"""

@@ -1,30 +1,160 @@
 """Records any use of `llama_cpp` from Python: `with record("session.log") as session:`.
 
 A session is closed however the `with` block ends. If the log is incomplete, closing it reports
-that.
+that. Text of a program is written as JSON in valid UTF-8 with finite numbers, and no line is longer
+than the reader accepts.
+
+The recorder chooses the names of its files: `session.log`, then `session.part2.log` and so on after
+a rotation. Every process after the first one adds its process id before the suffix.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
 import secrets
+import select
 import stat
 import sys
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from llamacpp_instr.base.errors import InstrError, UsageError
+import msgspec
+
+from llamacpp_instr.base.errors import InstrError, UsageError, reason
 from llamacpp_instr.base.output import file_mode
 from llamacpp_instr.base.patterns import regular_expression
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.llama import native
-from llamacpp_instr.log.schema import LEVELS, MAX_SEQUENCES
-from llamacpp_instr.recording.files import check_replaceable
-from llamacpp_instr.recording.text import log_json, log_name
+from llamacpp_instr.log.schema import FIRST_BYTES, LEVELS, MAX_LINE, MAX_SEQUENCES, SessionEnd
+
+_PART = r"\.part(?:[2-9]|[1-9][0-9]+)"
+_TAIL = 1 << 16
+"""bytes; the last line, `session_end`, has a few hundred"""
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise `UsageError` unless the file begins like a log, or is empty."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(FIRST_BYTES))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): is it a log?") from None
+    if not FIRST_BYTES.startswith(head):
+        raise UsageError(f"{path} is not a log, so it is not overwritten; name another file")
+
+
+def fresh_log(path: Path) -> Path:
+    """`session.log`, or the first of `session-2.log`, `session-3.log`, … that does not exist."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(name for name in chain([path], others) if not os.path.lexists(name))
+
+
+def later_parts(target: Path) -> list[Path]:
+    """The existing files that a rotation of the log `target` wrote, or another one would write."""
+    before, after = _around_suffix(target.name)
+    return sorted(_matching(target.parent, f"{before}{_PART}{after}"))
+
+
+def logs_of(target: Path) -> dict[Path, tuple[int, int, int]]:
+    """The existing logs of `target`, in whose name `%p` is any process id, each with a key that
+    changes if the file is replaced."""
+    before, after = _around_suffix(target.name)
+    found = {}
+    for path in _matching(target.parent, rf"{before}(?:\.[0-9]+)?(?:{_PART})?{after}"):
+        with suppress(FileNotFoundError):
+            stat = path.stat()
+            found[path] = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    return found
+
+
+def shortcoming(log: Path) -> str:
+    """What is missing in the log of an ended process, by its last line; empty if nothing."""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL))
+        lines = file.read().splitlines()
+    if not lines:
+        return "it is empty: nothing could be written"
+    try:
+        end = msgspec.json.decode(lines[-1], type=SessionEnd)
+    except ValueError:  # msgspec's errors are ValueErrors
+        return "it has no end: its process still runs or was killed, or the disk was full"
+    return f"lost while writing: {counted(end.dropped, 'event')}" if end.dropped else ""
+
+
+def _around_suffix(name: str) -> tuple[str, str]:
+    """Patterns for what the recorder adds to a name: before and after its insertion."""
+    dot = name.rfind(".")
+    at = dot if dot > 0 else len(name)
+    before, after = (re.escape(text).replace("%p", "[0-9]+") for text in (name[:at], name[at:]))
+    return before, after
+
+
+def _matching(directory: Path, pattern: str) -> list[Path]:
+    own = re.compile(pattern)
+    try:
+        return [path for path in directory.iterdir() if own.fullmatch(path.name) and path.is_file()]
+    except OSError:  # the command removed the directory
+        return []
+
+
+# together less than a line: a note has a name and data, `session_start` the arguments and the host
+MAX_DATA, MAX_NAME = MAX_LINE // 2, MAX_LINE // 4
+MAX_DEPTH = 100
+"""of nested lists and objects; readers of JSON have various limits"""
+
+_SURROGATES = re.compile("[\udc80-\udcff]+|[\ud800-\udfff]")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+def log_json(what: str, data: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """`data` as JSON for a log. `default` converts other objects to JSON values. Bytes that are
+    not UTF-8, as in file names, are escaped as `\\xff`. Raises `UsageError`, which begins with
+    `what`, if `data` cannot be written."""
+    try:
+        text = json.dumps(data, allow_nan=False, ensure_ascii=False, default=default)
+        text = json.dumps(json.loads(_SURROGATES.sub(_escaped, text)))
+        if len(text) <= MAX_DATA:
+            msgspec.json.decode(text)  # has its own limits for integers
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"{what} cannot be written as JSON: {reason(error)}") from None
+    if len(text) > MAX_DATA:
+        raise UsageError(f"{what} has {len(text)} bytes as JSON; a log allows {MAX_DATA}")
+    brackets = re.sub(r"[^][{}]", "", _STRING.sub("", text))
+    depth = max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
+    if depth > MAX_DEPTH:
+        raise UsageError(f"{what} is nested {depth} levels deep; a log allows {MAX_DEPTH}")
+    return text
+
+
+def log_name(what: str, name: str) -> str:
+    """A name with surrogates and NUL escaped. Raises `UsageError` (`what` …) if it is too long."""
+    name = _SURROGATES.sub(_written_out, name).replace("\0", "\\x00")
+    size = len(json.dumps(name))
+    if size > MAX_NAME:
+        raise UsageError(f"{what} has {size} bytes as JSON; a log allows {MAX_NAME}")
+    return name
+
+
+def _written_out(found: re.Match[str]) -> str:
+    if not "\udc80" <= found[0][0] <= "\udcff":
+        return ascii(found[0])[1:-1]
+    # bytes that Python could not decode; if the locale's encoding is another one, they may be UTF-8
+    return found[0].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return _written_out(found).replace("\\", "\\\\")
+
 
 OnLogError = Literal["continue", "stop"]
 """what happens to the process if the log can no longer be written"""
@@ -81,8 +211,8 @@ class Recording:
         self._native.mark(native.INSTANT, -1, log_name("the instant's name", name))
 
     def note(self, name: str, data: Any) -> None:
-        """Add an event of the application. Raises `UsageError` if `data` is not a JSON value or too
-        large for a log."""
+        """Add an event of the application. Raises `UsageError` unless `data` is a JSON value that
+        fits into a log."""
         self._require_open()
         name = log_name("the note's name", name)
         if self._native.note(name, log_json(f"note {name[:100]!r}: the data", data)) != 0:
@@ -216,10 +346,7 @@ def begin_session(
 
 def check_log_path(path: Path, force: bool, option: str) -> None:
     """Raise `UsageError` if a log cannot be opened at `path`; messages name `option` as the way to
-    set `force`.
-
-    An existing file may be replaced if it begins like a log or is not a regular file.
-    """
+    set `force`. An existing file may be replaced if it begins like a log or is not regular."""
     mode = file_mode(path)
     if mode is None:
         parent = path.parent
@@ -252,3 +379,43 @@ def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
 def _with_path(reason: str, path: Path) -> str:
     reason = re.sub(r"\s+", " ", reason).strip() or "the log cannot be opened"
     return reason if str(path) in reason else f"{path}: {reason}"
+
+
+PATIENCE_S = 1.0
+
+
+class LogPipe:
+    """Inside the block, a log can be written to `path`; a thread passes its bytes to `take`. If
+    `take` raises an `OSError`, it is kept in `error`, and the writer's next write fails. Leaving
+    the block waits for `take`, but not if it takes nothing for `PATIENCE_S`."""
+
+    def __init__(self, take: Callable[[bytes], object]) -> None:
+        self._take = take
+        self._taken = 0
+        self.error: OSError | None = None
+
+    def __enter__(self) -> LogPipe:
+        self._receiver, self._sender = os.pipe()
+        self.path = Path(f"/dev/fd/{self._sender}")
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._sender)
+        before = -1
+        while self._reader.is_alive():
+            if self._taken == before:
+                self.error = TimeoutError(errno.ETIMEDOUT, "it is not read")
+                return
+            before = self._taken
+            self._reader.join(PATIENCE_S)
+
+    def _read(self) -> None:
+        with os.fdopen(self._receiver, "rb", buffering=0) as file:
+            try:
+                while piece := file.read(select.PIPE_BUF):
+                    self._take(piece)
+                    self._taken += len(piece)
+            except OSError as error:
+                self.error = error

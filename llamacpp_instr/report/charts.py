@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import how_to_install, missing_modules
-from llamacpp_instr.base.temporary import start_owner
+from llamacpp_instr.base.system import how_to_install, missing_modules, start_owner
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.report.colors import norm_of
 from llamacpp_instr.report.label_places import cost, offsets

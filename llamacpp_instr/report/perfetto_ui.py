@@ -28,8 +28,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import how_to_install
-from llamacpp_instr.base.signals import handled
+from llamacpp_instr.base.system import how_to_install
+from llamacpp_instr.base.terminal import handled
 from llamacpp_instr.report.serving import LOOPBACK, LoopbackServer
 
 MANUAL = "open the trace by hand at https://ui.perfetto.dev"

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llamacpp_instr.base.extras import need
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import need, temporary_directory
 from llamacpp_instr.base.terminal import notice, print_line, printable_text
 from llamacpp_instr.debugger.api import begin_debugged
 from llamacpp_instr.debugger.collected import CollectedLogits

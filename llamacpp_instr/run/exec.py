@@ -17,8 +17,14 @@ from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.patterns import regular_expression
-from llamacpp_instr.recording.files import check_replaceable, later_parts, logs_of, shortcoming
-from llamacpp_instr.recording.session import OnLogError, check_log_path
+from llamacpp_instr.recording.session import (
+    OnLogError,
+    check_log_path,
+    check_replaceable,
+    later_parts,
+    logs_of,
+    shortcoming,
+)
 from llamacpp_instr.run.program import check_library, is_instrumented
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,

@@ -19,8 +19,7 @@ from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.llama.interrupt import Interrupt
 from llamacpp_instr.llama.sampling import Sampling
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.recording.files import fresh_log
-from llamacpp_instr.recording.session import check_log_path
+from llamacpp_instr.recording.session import check_log_path, fresh_log
 from llamacpp_instr.run.session import RunOptions, run
 
 DEFAULT_LOG = Path("debug.log")

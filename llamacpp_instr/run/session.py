@@ -31,10 +31,15 @@ from llamacpp_instr.llama.prompts import tokenize
 from llamacpp_instr.llama.sampling import Sampler, Sampling
 from llamacpp_instr.log.schema import LEVELS
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.recording.files import fresh_log
 from llamacpp_instr.recording.memory.plan import check_memory
-from llamacpp_instr.recording.pipe import LogPipe
-from llamacpp_instr.recording.session import OnLogError, Recording, begin_session, check_choice
+from llamacpp_instr.recording.session import (
+    LogPipe,
+    OnLogError,
+    Recording,
+    begin_session,
+    check_choice,
+    fresh_log,
+)
 
 DEFAULT_LOG = Path("session.log")
 

@@ -18,10 +18,9 @@ from llamacpp_instr.converters.analyses.clock import (
 from llamacpp_instr.converters.analyses.findings import compute_findings, find_causes
 from llamacpp_instr.converters.analyses.findings.facts import Facts, gather_facts
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.steps import Account, counted_steps
 from tests.kit.made_probe import probe_of
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch

@@ -23,13 +23,12 @@ from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tree import build_tree
 from llamacpp_instr.converters.exports.chrome import write_chrome
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
-from llamacpp_instr.log.account import Account, device_times
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.schema import Note
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.steps import Account, counted_steps, device_times
 from llamacpp_instr.report.tree import leaves
 from tests.kit.computes import one_by_one
 from tests.kit.in_process import titled

@@ -20,9 +20,8 @@ from llamacpp_instr.converters.analyses.machine import compute_machine
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.session import Session, load_session
-from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.steps import Account, counted_steps
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction.probe.file import Bandwidth, Probe, read_probe

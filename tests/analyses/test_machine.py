@@ -9,8 +9,7 @@ import pytest
 
 from llamacpp_instr.converters.analyses.machine import Machine, compute_machine, machine_notes
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.machine import TICK, taken_share
-from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.steps import TICK, counted_steps, taken_share
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch
 

@@ -28,8 +28,8 @@ from llamacpp_instr.recording.memory.breakdown import (
     MemoryBreakdown,
     MemoryUse,
     Placement,
+    machine_memory,
 )
-from llamacpp_instr.recording.memory.machine import machine_memory
 from llamacpp_instr.recording.session import record
 from llamacpp_instr.report.report import shown
 from tests.conftest import ROOT, Instr, assert_refused, read_events

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.base.cache import cache_dir
 from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build import wheel as build
 from llamacpp_instr.llama.build.cache import workplace
 from tests.kit import sdist_kit as kit

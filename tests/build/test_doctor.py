@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from llamacpp_instr import cli
-from llamacpp_instr.base.extras import EXTRAS
+from llamacpp_instr.base.system import EXTRAS
 from llamacpp_instr.llama.build import doctor
 from llamacpp_instr.llama.build.doctor import Library, library_problems
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build import source_tree, upstream
 from llamacpp_instr.llama.build.log import BuildLog
 from tests.kit.patches_kit import ANSWER, COUNT, LESS, World, need_git

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.base.extras import EXTRAS, how_to_install
+from llamacpp_instr.base.system import EXTRAS, how_to_install
 from tools import release
 from tools.oldest import load_bounds
 

@@ -107,7 +107,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
     assert "click" in modules
     assert modules & heavy == set()
     ours = {name for name in modules if name.startswith("llamacpp_instr")}
-    parts = ("", ".base", ".base.errors", ".base.signals", ".base.terminal", ".cli")
+    parts = ("", ".base", ".base.errors", ".base.terminal", ".cli")
     assert ours == {f"llamacpp_instr{name}" for name in parts}
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from llamacpp_instr.log.graph.standard import OPS
+from llamacpp_instr.log.graph.words import OPS
 
 
 def completed(*words: str) -> list[str]:

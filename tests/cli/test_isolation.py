@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.base.isolated import pip, python
+from llamacpp_instr.base.system import pip, python
 from tests.conftest import assert_refused
 
 pytestmark = pytest.mark.native

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.base import progress
-from llamacpp_instr.base.progress import progress_bar
+from llamacpp_instr.base import terminal as progress
+from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.log.reader import read_events
 from tests.kit.native_kit import ROOT
 

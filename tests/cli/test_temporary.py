@@ -112,7 +112,7 @@ def test_a_command_that_is_ended_leaves_nothing(
 def test_a_place_for_temporary_files_is_found_without_a_trial_file(temporary: Path) -> None:
     """A process that ends while it makes one leaves it behind."""
     program = (
-        "import os, sys\nfrom llamacpp_instr.base.temporary import temporary_directory\n"
+        "import os, sys\nfrom llamacpp_instr.base.system import temporary_directory\n"
         "def hear(event, told):\n"
         "    if event == 'open' and os.environ['TMPDIR'] in str(told[0]): print(told[0])\n"
         "sys.addaudithook(hear)\n"

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pytest
 
 from llamacpp_instr.debugger.dap.framing import read_message, write_message
-from llamacpp_instr.recording.files import shortcoming
+from llamacpp_instr.recording.session import shortcoming
 from tests.conftest import Instr
 from tests.kit import dap_kit
 from tests.kit.dap_kit import Client, Refused, is_whole, launch, piped, served

@@ -16,7 +16,7 @@ from random import Random
 import msgspec
 
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.source import MAX_EXPANSION
+from llamacpp_instr.log.reader import MAX_EXPANSION
 from tests.kit.made_log import encode, make_log
 
 READ_TO_THE_END = 3 << 20

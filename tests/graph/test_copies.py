@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamacpp_instr.log.graph.copies import is_copy, without_copies
+from llamacpp_instr.log.graph.kernels import is_copy, without_copies
 from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from llamacpp_instr.log.graph.rope import yarn
+from llamacpp_instr.log.graph.ops import yarn
 
 PARAMS = {
     "n_dims": 64, "freq_base": 10000.0, "freq_scale": 0.3, "n_ctx_orig": 4096, "ext_factor": 1.0,

@@ -7,11 +7,11 @@ import re
 import pytest
 from onnx import defs
 
-from llamacpp_instr.log.graph import standard
-from llamacpp_instr.log.graph.standard import OPSET, Standard, standard_operator
+from llamacpp_instr.log.graph import words
+from llamacpp_instr.log.graph.words import OPSET, Standard, standard_operator
 from tests.kit.native_kit import patched_tree
 
-TABLES = {"": standard.OPS, "UNARY ": standard._UNARY, "GLU ": standard._GLU}
+TABLES = {"": words.OPS, "UNARY ": words._UNARY, "GLU ": words._GLU}
 ROWS = [(f"{of}{op}", row) for of, table in TABLES.items() for op, row in table.items()]
 
 
@@ -58,6 +58,6 @@ def test_the_table_names_ops_of_ggml_only() -> None:
     ops = set(re.findall(r"\bGGML_OP_([A-Z0-9_]+)", header))
     unary = set(re.findall(r"\bGGML_UNARY_OP_([A-Z0-9_]+)", header))
     glu = set(re.findall(r"\bGGML_GLU_OP_([A-Z0-9_]+)", header))
-    assert set(standard.OPS) <= ops
-    assert set(standard._UNARY) <= unary
-    assert set(standard._GLU) == glu - {"COUNT"}
+    assert set(words.OPS) <= ops
+    assert set(words._UNARY) <= unary
+    assert set(words._GLU) == glu - {"COUNT"}

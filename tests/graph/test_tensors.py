@@ -9,7 +9,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from llamacpp_instr.log.graph.kernels import node_work, plan_kernels
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from llamacpp_instr.base.cache import cache_dir
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.lab.importer.converter import find_converter
 from llamacpp_instr.lab.importer.source import INDEX, Kind, open_source
 from tests.conftest import Instr, assert_refused

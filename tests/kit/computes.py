@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from llamacpp_instr.log.timings import Timings, in_order
+from llamacpp_instr.log.session import Timings, in_order
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from llamacpp_instr.log.check import check_log
-from llamacpp_instr.recording.files import shortcoming
+from llamacpp_instr.recording.session import shortcoming
 from tests.kit import ui_kit
 from tests.kit.native_kit import ROOT
 

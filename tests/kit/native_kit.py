@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.source_tree import VENDORED, fetch_sdist, make_tree
 from llamacpp_instr.llama.build.upstream import patches_dir

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.wheel import wheel_key
 from tests.kit.native_kit import ROOT, installed_library, locked, patched_tree
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from llamacpp_instr.converters.live.live_session import LiveSession
-from llamacpp_instr.log.follow import FollowedLog
+from llamacpp_instr.log.runs import FollowedLog
 from llamacpp_instr.log.schema import Event, Message, SessionStart
 from tests.kit.made_log import encode, make_log
 

@@ -21,8 +21,8 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.live import live_session
 from llamacpp_instr.converters.live.live_session import LiveSession
 from llamacpp_instr.converters.live.server import PAGE, LiveServer
-from llamacpp_instr.log import follow
-from llamacpp_instr.log.follow import FollowedLog
+from llamacpp_instr.log import runs
+from llamacpp_instr.log.runs import FollowedLog
 from llamacpp_instr.log.schema import SessionStart
 from tests.kit.made_log import encode
 from tests.live.followed_logs import events_of_this_process, followed
@@ -211,7 +211,7 @@ def test_nothing_is_up_once_the_program_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if nobody closed its log."""
-    monkeypatch.setattr(follow, "SILENT_S", 0.1)
+    monkeypatch.setattr(runs, "SILENT_S", 0.1)
     program = [sys.executable, "-c", "input()"]
     with subprocess.Popen(program, stdin=subprocess.PIPE) as writer:
         events = events_of_this_process(3)

@@ -16,7 +16,7 @@ import pytest
 
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.llama.child import ChildEnded, call_in_child
-from llamacpp_instr.recording.memory.dry_run import LoadError
+from llamacpp_instr.recording.memory.plan import LoadError
 from tests.kit.native_kit import ROOT
 
 pytestmark = pytest.mark.native

@@ -21,10 +21,9 @@ from llamacpp_instr.converters.analyses.tree import build_tree
 from llamacpp_instr.converters.exports.tables import tables_of
 from llamacpp_instr.converters.fleet.rows import LogRows, Row
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.account import BESIDE, KERNELS, LAYERS, Account
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_session
-from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.steps import BESIDE, KERNELS, LAYERS, Account, counted_steps
 from llamacpp_instr.report.report import Report
 from tests.kit.made_log import encode, make_log
 from tests.kit.made_probe import probe_of_caches

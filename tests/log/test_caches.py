@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.caches import Caches
+from llamacpp_instr.log.batches import Caches
 from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
 from tests.kit.made_log import make_log
 

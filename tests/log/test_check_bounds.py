@@ -11,10 +11,15 @@ from msgspec.structs import replace
 
 from llamacpp_instr.log import check
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.check import check_log, missing_parts
-from llamacpp_instr.log.check.event import OF_ONE
-from llamacpp_instr.log.check.facts import _runs
-from llamacpp_instr.log.check.measures import COUNTER_SLACK
+from llamacpp_instr.log.check import (
+    COUNTER_SLACK,
+    _Checker,
+    _OfStep,
+    check_log,
+    missing_parts,
+)
+from llamacpp_instr.log.graph.kernels import runs
+from llamacpp_instr.log.resolve import KnownCompute, KnownGraph, KnownStep
 from tests.kit.log_readers import findings
 from tests.kit.made_log import encode, make_log
 from tests.kit.split_log import split_log
@@ -97,17 +102,42 @@ END: dict[str, Any] = {
     ],
 )  # fmt: skip
 def test_an_event_by_itself(event: s.Event, message: str | None) -> None:
-    assert list(OF_ONE[type(event)](event)) == ([message] if message else [])
+    checker = _Checker()
+    checker._level = "verbose"
+    refs = checker._refs
+    for made in make_log(Random(3).randint, n_contexts=1, level="verbose"):
+        refs.take(1, made)
+        if isinstance(made, s.Ops):
+            break
+    # all other events fit any event of this test
+    refs.graph = KnownGraph(replace(refs.graph.event, nodes=None), refs.context)
+    compute = replace(refs.compute.event, t=0, start=0, dur=10**9)
+    refs.compute = KnownCompute(compute, refs.graph, refs.compute.ubatch)
+    refs.step = None
+    if isinstance(event, s.StepEnd):
+        begin = s.StepBegin(t=0, step=0, ctx=0, kind="decode", phase="decode", n_tokens=1,
+                            n_outputs=1, n_seqs=1)  # fmt: skip
+        refs.step = KnownStep(begin, 1, [])
+        checker._of_step[refs.step] = _OfStep(0, event.n_ubatch, event.n_reused)
+    assert list(getattr(checker, f"_{s.event_name(event)}")(event)) == (
+        [message] if message else []
+    )
 
 
 def test_a_graph_by_itself() -> None:
     made = make_log(Random(3).randint, n_contexts=1, level="verbose")
-    graph = next(event for event in made if isinstance(event, s.Graph))
-    rule = OF_ONE[s.Graph]
+    checker = _Checker()
+    for graph in made:
+        checker._refs.take(1, graph)
+        if isinstance(graph, s.Graph):
+            break
+    checker._level = "minimal"
+    rule = checker._graph
     assert list(rule(replace(graph, nodes=None, n_exec=graph.n_nodes))) == []
     more = graph.n_nodes + 1
     said = f"`n_exec` is {more}, more than `n_nodes` ({graph.n_nodes})"
     assert list(rule(replace(graph, nodes=None, n_exec=more))) == [said]
+    checker._level = "verbose"
     n = len(graph.buffers)
     for buffer, problem in ((-1, False), (n - 1, False), (n, True)):
         nodes = replace(graph.whole, buffer=[buffer, *graph.whole.buffer[1:]])
@@ -116,8 +146,8 @@ def test_a_graph_by_itself() -> None:
 
 
 def test_runs_of_layers() -> None:
-    assert _runs([-1, 0, 0, 0, 1, 0]) == [(-1, 0, 1), (0, 1, 4), (1, 4, 5), (0, 5, 6)]
-    assert _runs([]) == []
+    assert runs([-1, 0, 0, 0, 1, 0]) == [(-1, 0, 1), (0, 1, 4), (1, 4, 5), (0, 5, 6)]
+    assert runs([]) == []
 
 
 # --- events against each other ---

@@ -13,10 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from llamacpp_instr.base.errors import LogError
-from llamacpp_instr.log import follow
-from llamacpp_instr.log.follow import FollowedLog, NotWritten, part_path
-from llamacpp_instr.log.parts import read_run
-from llamacpp_instr.log.runs import find_runs
+from llamacpp_instr.log import runs as follow
+from llamacpp_instr.log.runs import FollowedLog, NotWritten, find_runs, part_path, read_run
 from llamacpp_instr.log.schema import Event, SessionStart
 from tests.kit.made_log import encode, make_log
 from tests.kit.split_log import split_log

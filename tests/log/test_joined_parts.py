@@ -10,9 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.parts import Joiner, read_run
 from llamacpp_instr.log.reader import LogEnd, LogReader
-from llamacpp_instr.log.runs import find_runs
+from llamacpp_instr.log.runs import Joiner, find_runs, read_run
 from tests.kit.made_log import encode, make_log
 from tests.kit.split_log import split_log
 from tests.kit.steady_log import write

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.machine import (
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.steps import (
     DISTURBED,
     TICK,
     disturbed_steps,
@@ -16,7 +17,6 @@ from llamacpp_instr.log.machine import (
     taken_shares,
     taken_times,
 )
-from llamacpp_instr.log.session import Session
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch
 

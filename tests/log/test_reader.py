@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import LogError
+from llamacpp_instr.log import reader as log_file
 from llamacpp_instr.log import reader as log_module
-from llamacpp_instr.log import source as log_file
-from llamacpp_instr.log.reader import BadLine, LogEnd, LogReader, read_events
+from llamacpp_instr.log.reader import LogEnd, LogReader, read_events
 from llamacpp_instr.log.schema import Event
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import logs, unclosed_logs
@@ -254,7 +254,7 @@ def test_missing_directory_unreadable(path, tmp_path):
 
 def test_bad_lines_are_given_in_their_places(path):
     path.write_bytes(START + b"nonsense\n" + SYNC + b"}\n\n[]\n")
-    reasons = {n: i.reason for n, i in LogReader(path, "give").items() if isinstance(i, BadLine)}
+    reasons = {n: i for n, i in LogReader(path, "give").items() if isinstance(i, str)}
     assert [number for number, _ in LogReader(path, "give").items()] == [1, 2, 3, 4, 5]
     assert [*reasons] == [2, 4, 5]
     assert (reasons[4], reasons[5]) == ("an empty line", "not a JSON object")

@@ -13,8 +13,8 @@ import pytest
 import zstandard
 
 from llamacpp_instr.base.errors import LogError
-from llamacpp_instr.log import source
-from llamacpp_instr.log.source import (
+from llamacpp_instr.log import reader as log_file
+from llamacpp_instr.log.reader import (
     decompressed,
     file_size,
     growing,
@@ -97,7 +97,7 @@ def test_a_file_that_expands_more_than_so_many_times_is_no_log(
     packed = gzip.compress(bytes(size))
     path.write_bytes(packed)
     ratio = (size - 1) // len(packed) if refused else -(-size // len(packed))
-    monkeypatch.setattr(source, "MAX_EXPANSION", ratio)
+    monkeypatch.setattr(log_file, "MAX_EXPANSION", ratio)
     if refused:
         with pytest.raises(LogError, match=f"shown: expands to more than {ratio} times its size"):
             list(decompressed(path.open("rb"), "shown"))
@@ -106,7 +106,7 @@ def test_a_file_that_expands_more_than_so_many_times_is_no_log(
 
 
 def test_real_logs_may_expand_a_hundred_times_and_come_in_pieces_of_256_kib() -> None:
-    assert (source.MAX_EXPANSION, source.CHUNK) == (100, 1 << 18)
+    assert (log_file.MAX_EXPANSION, log_file.CHUNK) == (100, 1 << 18)
 
 
 def test_a_growing_file_is_read_until_nothing_more_comes(tmp_path: Path) -> None:

@@ -10,13 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.log.columns import (
-    Table,
-    interval_problems,
-    kernel_times,
-    sequence_problems,
-)
-from llamacpp_instr.log.ids import Numbers
+from llamacpp_instr.log.resolve import Numbers, interval_problems, sequence_problems
 from llamacpp_instr.log.runs import Run, find_runs
 from llamacpp_instr.log.schema import (
     CONTEXTS_KEPT,
@@ -28,8 +22,14 @@ from llamacpp_instr.log.schema import (
     StepEnd,
     Sync,
 )
+from llamacpp_instr.log.session import (
+    WAITED,
+    LatestSteps,
+    Table,
+    kernel_times,
+    with_result_times,
+)
 from llamacpp_instr.log.steps import counted_steps, step_rows, steps_inside
-from llamacpp_instr.log.waits import WAITED, LatestSteps, with_result_times
 from tests.kit.made_log import make_log
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch

@@ -19,7 +19,7 @@ from llamacpp_instr.recording.memory.breakdown import (
     mapped_bytes,
     read_breakdown,
 )
-from llamacpp_instr.recording.memory.dry_run import MAX_CTX, _breakdowns, check_size
+from llamacpp_instr.recording.memory.plan import MAX_CTX, _breakdowns, check_size
 from tests.kit.gguf_files import save
 from tests.kit.made_log import encode
 from tests.kit.sketched_log import Sketch

@@ -17,7 +17,7 @@ from llamacpp_instr.log.graph.kernels import cpu_plan
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.recording.memory.dry_graph import UbatchShape, _dry_graphs, dry_graphs, window
+from llamacpp_instr.recording.memory.plan import UbatchShape, _dry_graphs, dry_graphs, window
 from tests.kit.native_kit import DEMO, ROOT, random_models
 
 pytestmark = pytest.mark.native

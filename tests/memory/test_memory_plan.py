@@ -25,8 +25,13 @@ from llamacpp_instr.llama.log import captured
 from llamacpp_instr.log.schema import BufferUse, Context
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.memory.breakdown import MemoryBreakdown, read_breakdown
-from llamacpp_instr.recording.memory.dry_run import MAX_CTX, LoadError, dry_run
-from llamacpp_instr.recording.memory.plan import plan_memory, plan_memory_again
+from llamacpp_instr.recording.memory.plan import (
+    MAX_CTX,
+    LoadError,
+    dry_run,
+    plan_memory,
+    plan_memory_again,
+)
 from llamacpp_instr.recording.session import record
 from tests.conftest import read_events
 from tests.kit.mutants import damaged
@@ -247,7 +252,7 @@ def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"
         "from llamacpp_instr.llama.engine import ContextOptions\n"
-        "from llamacpp_instr.recording.memory.dry_run import dry_run\n"
+        "from llamacpp_instr.recording.memory.plan import dry_run\n"
         "from llamacpp_instr.model.file import load_model_file\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "dry_run(load_model_file('demo'), ContextOptions(), True)\n"

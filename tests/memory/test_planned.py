@@ -17,10 +17,16 @@ from llamacpp_instr.llama.child import ChildEnded
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.recording.memory import dry_run, machine, plan
+from llamacpp_instr.recording.memory import breakdown as machine
+from llamacpp_instr.recording.memory import plan
 from llamacpp_instr.recording.memory.breakdown import MemoryBreakdown
-from llamacpp_instr.recording.memory.dry_graph import UbatchShape, _dry_graphs, window
-from llamacpp_instr.recording.memory.dry_run import MAX_CTX, LoadError
+from llamacpp_instr.recording.memory.plan import (
+    MAX_CTX,
+    LoadError,
+    UbatchShape,
+    _dry_graphs,
+    window,
+)
 from tests.kit.gguf_files import save
 from tests.memory.test_breakdown import breakdown, use
 
@@ -143,7 +149,7 @@ def test_what_ends_the_child_is_an_error_of_the_model(monkeypatch: pytest.Monkey
     options = ContextOptions()
     for mmap in ((), (True,), (False,)):
         plan.plan_memory(MODEL, options, *mmap)
-        assert calls[-1][1:] == (dry_run.dry_run, MODEL, options, mmap != (False,))
+        assert calls[-1][1:] == (plan.dry_run, MODEL, options, mmap != (False,))
 
 
 def planned_again(
@@ -154,7 +160,7 @@ def planned_again(
     asked: list[bool] = []
 
     def call(function: object, _: object, settings: Any) -> MemoryBreakdown:
-        assert function is dry_run.dry_run_again
+        assert function is plan.dry_run_again
         asked.append(settings.swa_full)
         return breakdown(use("CPU", 1, whole if settings.swa_full else usual))
 

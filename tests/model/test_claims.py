@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.recording.memory import machine as machine_memory
-from llamacpp_instr.recording.memory.dry_run import MAX_CTX
+from llamacpp_instr.recording.memory import breakdown as machine_memory
+from llamacpp_instr.recording.memory.plan import MAX_CTX
 from tests.conftest import Instr, assert_refused
 from tests.kit.native_kit import ROOT
 from tests.kit.sparse_models import write_sparse_llama

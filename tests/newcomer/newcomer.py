@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.base.system import cache_dir
 from tests.kit.commands_kit import Line, start, write_browser
 from tests.kit.native_kit import ROOT
 

@@ -15,7 +15,7 @@ from random import Random
 
 import pytest
 
-from llamacpp_instr.base.cache import cache_dir
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.upstream import patches_dir, read_upstream
 from tests.debugger import test_dap_docs, test_debug_page_server
 from tests.image import engine_lines

@@ -22,7 +22,7 @@ import transformers
 from gguf import GGUFReader
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.llama.build.cache import own_cache
 from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.source_tree import fetch_sdist, unpack_sdist

@@ -16,8 +16,7 @@ from llamacpp_instr.prediction.probe.file import probe_json
 from llamacpp_instr.prediction.random_model import Shape
 from llamacpp_instr.prediction.recorded import Run, Subject, record_subjects
 from llamacpp_instr.prediction.retyped import write_retyped
-from llamacpp_instr.recording.memory.dry_graph import UbatchShape, dry_graphs
-from llamacpp_instr.recording.memory.plan import plan_memory
+from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs, plan_memory
 from tests.conftest import assert_refused
 from tests.kit.in_process import instr_here, told
 from tests.kit.made_machine import made_machine

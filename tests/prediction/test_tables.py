@@ -33,7 +33,7 @@ from llamacpp_instr.prediction.steps import (
     planned_steps,
     trained_tokens,
 )
-from llamacpp_instr.recording.memory.dry_graph import UbatchShape, window
+from llamacpp_instr.recording.memory.plan import UbatchShape, window
 from llamacpp_instr.report.report import Cell
 from tests.kit.block_models import random_rows, write_blocks
 from tests.kit.gguf_files import save

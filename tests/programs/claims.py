@@ -34,8 +34,7 @@ from llamacpp_instr.llama.log import captured
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.header import read_header
 from llamacpp_instr.recording.memory.breakdown import MAPPED
-from llamacpp_instr.recording.memory.dry_run import dry_run
-from llamacpp_instr.recording.memory.plan import MAX_BYTES
+from llamacpp_instr.recording.memory.plan import MAX_BYTES, dry_run
 from tests.kit.native_kit import patched_tree, random_models
 
 VALUES = (0, 1 << 24, 1 << 31)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from llamacpp_instr.converters.live.live_session import LiveSession
 from llamacpp_instr.converters.live.tui import LiveApp
-from llamacpp_instr.log.follow import FollowedLog
+from llamacpp_instr.log.runs import FollowedLog
 from tests.kit import ui_kit
 from tests.kit.native_kit import ROOT
 from tests.kit.programs import recording

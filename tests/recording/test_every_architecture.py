@@ -14,11 +14,10 @@ import pytest
 from llamacpp_instr.converters.analyses.findings import find_causes
 from llamacpp_instr.converters.analyses.findings.facts import gather_facts
 from llamacpp_instr.log import schema
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.steps import Account, counted_steps
 from tests.kit.made_probe import probe_of_caches
 from tests.kit.native_kit import ROOT, random_models, unpatched_library
 

@@ -20,8 +20,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.schema import MAX_LINE, Mark, Note, SessionStart
-from llamacpp_instr.recording.session import Recording
-from llamacpp_instr.recording.text import MAX_DATA, MAX_DEPTH, MAX_NAME
+from llamacpp_instr.recording.session import MAX_DATA, MAX_DEPTH, MAX_NAME, Recording
 from tests.kit.native_kit import ROOT
 
 pytestmark = pytest.mark.native

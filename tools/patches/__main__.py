@@ -13,8 +13,8 @@ import re
 import sys
 from pathlib import Path
 
-from llamacpp_instr.base.cache import cache_dir
 from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.source_tree import VENDORED, fetch_sdist
 from llamacpp_instr.llama.build.upstream import PIN_FILE, concerns_wheel, patches_dir, read_upstream

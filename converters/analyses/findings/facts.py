@@ -8,9 +8,9 @@ import numpy as np
 
 from llamacpp_instr.converters.analyses.clock import Clock, compute_clock
 from llamacpp_instr.converters.analyses.machine import Machine, compute_machine
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.steps import Account
 from llamacpp_instr.prediction.probe.file import Probe
 
 BUSY = 0.5

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from llamacpp_instr.converters.analyses.findings.facts import Facts, Finding
-from llamacpp_instr.log.account import device_times
+from llamacpp_instr.log.steps import device_times
 from llamacpp_instr.model.types import BY_NAME, GgmlType
 from llamacpp_instr.report.report import shown
 

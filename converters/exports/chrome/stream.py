@@ -28,7 +28,6 @@ from llamacpp_instr.converters.exports.chrome.kernels import (
 from llamacpp_instr.converters.exports.chrome.tracks import Track, Tracks
 from llamacpp_instr.converters.exports.requests import RequestSlice
 from llamacpp_instr.converters.exports.steps import OpenStep, TracedSteps, achieved, compute_phases
-from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.graph.timeline import Lanes, Selection, layer_name, plan_timeline, remember
 from llamacpp_instr.log.reader import EventReader, LogEnd
 from llamacpp_instr.log.requests import Request
@@ -49,6 +48,7 @@ from llamacpp_instr.log.schema import (
     Sync,
     Token,
 )
+from llamacpp_instr.log.session import kernel_times
 
 TEMPLATES = 64
 """of a plan that are kept: one for each of its tracks"""

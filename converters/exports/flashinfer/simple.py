@@ -17,7 +17,7 @@ from llamacpp_instr.converters.exports.flashinfer.use import (
     dtype_of,
     type_tags,
 )
-from llamacpp_instr.log.graph.rope import yarn
+from llamacpp_instr.log.graph.ops import yarn
 
 _SIGNS = {"ADD": "+", "SUB": "-", "MUL": "*", "DIV": "/"}
 _GATES = {

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.exports.flashinfer import simple
 from llamacpp_instr.converters.exports.flashinfer.attention import (
     Case,
@@ -29,14 +29,11 @@ from llamacpp_instr.converters.exports.flashinfer.attention import (
 )
 from llamacpp_instr.converters.exports.flashinfer.definition import Axes, Catalog, Definition
 from llamacpp_instr.converters.exports.flashinfer.use import GraphNodes, Use
-from llamacpp_instr.log.account import Account
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, attentions
-from llamacpp_instr.log.graph.copies import without_copies
-from llamacpp_instr.log.graph.kernels import kernel_nodes, node_backends
+from llamacpp_instr.log.graph.kernels import kernel_nodes, node_backends, without_copies
 from llamacpp_instr.log.schema import Plan
-from llamacpp_instr.log.session import Session
-from llamacpp_instr.log.steps import counted_steps
-from llamacpp_instr.log.timings import in_order
+from llamacpp_instr.log.session import Session, in_order
+from llamacpp_instr.log.steps import Account, counted_steps
 
 _Matcher = Callable[[GraphNodes, int], Use | None]
 _MATCHERS: dict[str, tuple[_Matcher, int]] = {

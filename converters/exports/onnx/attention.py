@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from llamacpp_instr.converters.exports.onnx.builder import Builder
 from llamacpp_instr.converters.exports.onnx.ops import four, params_of, sources_of
-from llamacpp_instr.log.graph.rope import yarn
+from llamacpp_instr.log.graph.ops import yarn
 
 _SECTIONED = ("MROPE", "IMROPE")
 

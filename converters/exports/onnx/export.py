@@ -15,7 +15,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.exports.onnx import attention, ops, recurrent
 from llamacpp_instr.converters.exports.onnx.builder import CUSTOM, ELEMENTS, Builder
 from llamacpp_instr.log.graph.ops import VIEW_OPS, blocks_of
-from llamacpp_instr.log.graph.standard import OPSET
+from llamacpp_instr.log.graph.words import OPSET
 from llamacpp_instr.log.schema import Graph
 
 IR_VERSION = 10

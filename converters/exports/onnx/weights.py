@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.exports.onnx.builder import ELEMENTS
 from llamacpp_instr.converters.exports.onnx.export import Exported
 from llamacpp_instr.log.schema import Graph, Leaf

@@ -23,10 +23,10 @@ from llamacpp_instr.converters.exports.perfetto.template import (
     runs_template,
     thread_template,
 )
-from llamacpp_instr.log.columns import interval_columns
 from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.timeline import PlanTimeline, Selection, plan_timeline
 from llamacpp_instr.log.schema import Graph, Layers, Ops, Plan
+from llamacpp_instr.log.session import interval_columns
 
 Int64 = NDArray[np.int64]
 

@@ -26,7 +26,6 @@ from llamacpp_instr.converters.exports.perfetto.step_packets import Blank, Form,
 from llamacpp_instr.converters.exports.perfetto.tracks import Tracks
 from llamacpp_instr.converters.exports.steps import KEPT, OpenStep, compute_phases
 from llamacpp_instr.log.graph.timeline import Lanes
-from llamacpp_instr.log.machine import taken_share
 from llamacpp_instr.log.schema import (
     Compute,
     Kv,
@@ -42,6 +41,7 @@ from llamacpp_instr.log.schema import (
     TensorStats,
     Token,
 )
+from llamacpp_instr.log.steps import taken_share
 
 VALUES = 1000
 """tensors whose values are drawn as counters; a pattern may match all of a model"""

@@ -19,7 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import LogError
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.exports.tables.cells import (
     Int64,
     Words,
@@ -47,11 +47,10 @@ from llamacpp_instr.converters.exports.tables.static import (
 )
 from llamacpp_instr.converters.exports.tables.timed import Rows
 from llamacpp_instr.converters.exports.tables.whole_log import WHOLE_LOG, Kept, request_columns
-from llamacpp_instr.log.machine import disturbed_steps
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.runs import Run
 from llamacpp_instr.log.session import Session, load_parts, load_session
-from llamacpp_instr.log.steps import PHASES
+from llamacpp_instr.log.steps import PHASES, disturbed_steps
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.converters.exports.tables.cells import Int64, joined, masked
-from llamacpp_instr.log.timings import Timings
+from llamacpp_instr.log.session import Timings
 
 
 class Rows:

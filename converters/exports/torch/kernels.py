@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.schema import Graph, Plan
 

@@ -19,11 +19,9 @@ import orjson
 
 from llamacpp_instr.base.errors import LogError, UsageError
 from llamacpp_instr.converters.exports.torch.kernels import DEVICE, SEPARATOR, KernelText
-from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.graph.timeline import Selection
-from llamacpp_instr.log.ids import KnownStep
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.log.resolve import Resolver
+from llamacpp_instr.log.resolve import KnownStep, Resolver
 from llamacpp_instr.log.schema import (
     Context,
     Event,
@@ -36,7 +34,7 @@ from llamacpp_instr.log.schema import (
     Sync,
     Token,
 )
-from llamacpp_instr.log.waits import LatestSteps
+from llamacpp_instr.log.session import LatestSteps, kernel_times
 
 TRACE, SCALARS = NAMES = ("llama.cpp.pt.trace.json.gz", "events.out.tfevents.0.llama.cpp")
 """the files; TensorBoard knows them by the middle of their names"""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.validate.against.compare import (
     EMBEDDINGS,
     FINAL_NORM,

@@ -10,8 +10,8 @@ import numpy as np
 
 from llamacpp_instr.base.child import Child, ChildDied, ChildFailed
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.validate.against.compare import Array
 from llamacpp_instr.lab.importer.source import Kind, Source, open_source
 from llamacpp_instr.llama.build.cache import own_cache

@@ -17,7 +17,7 @@ from llamacpp_instr.converters.validate.workload_tensors.arrays import Array, ar
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import read
-from llamacpp_instr.log.graph.copies import without_copies
+from llamacpp_instr.log.graph.kernels import without_copies
 
 
 class Capturer:

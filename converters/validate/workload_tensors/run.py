@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.exports.flashinfer.workloads import Found, Workload
 from llamacpp_instr.converters.validate.workload_tensors.arrays import Array
 from llamacpp_instr.converters.validate.workload_tensors.follow import Capturer

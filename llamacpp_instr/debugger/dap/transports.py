@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.signals import handled
-from llamacpp_instr.base.terminal import notice
+from llamacpp_instr.base.terminal import handled, notice
 from llamacpp_instr.debugger.dap.adapter import Adapter
 from llamacpp_instr.debugger.dap.framing import ProtocolError, read_message, write_message
 

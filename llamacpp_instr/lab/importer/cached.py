@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.extras import need
-from llamacpp_instr.base.progress import progress_bar
+from llamacpp_instr.base.system import need
+from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.lab.importer.runner import import_model
 from llamacpp_instr.lab.importer.source import Kind, open_source
 from llamacpp_instr.llama.build.cache import own_cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.llama.build.cache import own_cache
 from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.source_tree import VENDORED, fetch_sdist, unpack_pinned

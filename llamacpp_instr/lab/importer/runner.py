@@ -11,10 +11,9 @@ from pathlib import Path
 
 from llamacpp_instr.base.child import Child, ChildDied, ChildFailed
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.base.extras import need
 from llamacpp_instr.base.output import check_model_output, new_model
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import need, temporary_directory
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.lab.importer.converter import find_converter
 from llamacpp_instr.lab.importer.source import Kind, Source
 from llamacpp_instr.llama.build.cache import own_cache

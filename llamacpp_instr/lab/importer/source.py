@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from llamacpp_instr.base.errors import UsageError, reason
-from llamacpp_instr.base.extras import need
 from llamacpp_instr.base.output import begins_as_model, check_not_input
+from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import first_names
 from llamacpp_instr.model.hyper_parameters import MAX_EXPERTS, MAX_LAYERS
 

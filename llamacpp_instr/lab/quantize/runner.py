@@ -14,8 +14,7 @@ from llamacpp_instr.base.child import Child, ChildDied, ChildFailed
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.output import new_model
 from llamacpp_instr.base.patterns import regular_expression
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.terminal import printable
+from llamacpp_instr.base.terminal import OnProgress, printable
 from llamacpp_instr.lab.quantize.checks import (
     check_came_true,
     check_importances,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.progress import OnProgress
-from llamacpp_instr.base.terminal import first_names
+from llamacpp_instr.base.terminal import OnProgress, first_names
 from llamacpp_instr.lab.weights.dequantize import Dequantizer, load_dequantizer
 from llamacpp_instr.lab.weights.error import (
     ErrorSum,

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.base.extras import need
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.system import need
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import Weight
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from llamacpp_instr.base.errors import UsageError, reason
 from llamacpp_instr.base.patterns import name_matches
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.lab.weights.blocks import no_tensor
 from llamacpp_instr.lab.weights.dequantize import Dequantizer, load_dequantizer
 from llamacpp_instr.lab.weights.distribution import PieceStats, StatsSum, WeightStats, join_stats

@@ -17,7 +17,7 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.lab.weights.layout import Bytes
 from llamacpp_instr.model.file import Weight
 

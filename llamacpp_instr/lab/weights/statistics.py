@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.lab.weights.blocks import load_values, place, read_blocks
 from llamacpp_instr.lab.weights.layout import LAYOUTS, Blocks, CodeRange, Codes, Floats
 from llamacpp_instr.model.file import Weight

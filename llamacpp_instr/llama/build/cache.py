@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from llamacpp_instr.base.cache import cache_dir
 from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.source_tree import sha256_of
 
 

@@ -17,8 +17,7 @@ from typing import Any
 
 from llamacpp_instr import __version__
 from llamacpp_instr.base.errors import InstrError
-from llamacpp_instr.base.extras import EXTRAS, is_installed, missing_modules
-from llamacpp_instr.base.isolated import python
+from llamacpp_instr.base.system import EXTRAS, is_installed, missing_modules, python
 from llamacpp_instr.llama.build.upstream import patch_digest, patches_dir, read_upstream
 from llamacpp_instr.llama.build.wheel import compilers, cpu_identity
 from llamacpp_instr.llama.native import ABI

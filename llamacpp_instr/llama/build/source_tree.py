@@ -15,8 +15,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from llamacpp_instr.base.errors import BuildError, reason
-from llamacpp_instr.base.isolated import pip
-from llamacpp_instr.base.temporary import temporary_directory
+from llamacpp_instr.base.system import pip, temporary_directory
 from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.upstream import (
     Upstream,

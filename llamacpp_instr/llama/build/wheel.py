@@ -24,7 +24,7 @@ from typing import TextIO
 from urllib.parse import unquote
 
 from llamacpp_instr.base.errors import BuildError, reason
-from llamacpp_instr.base.isolated import pip
+from llamacpp_instr.base.system import pip
 from llamacpp_instr.llama.build.cache import keep_wheel, kept_wheel, own_cache, workplace
 from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.progress import BuildProgress

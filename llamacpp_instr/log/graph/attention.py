@@ -17,13 +17,13 @@ of a mask that hides as little as the log allows, and is marked as a bound.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.schema import Graph
 
 TILE = 64
@@ -103,8 +103,7 @@ class Work(NamedTuple):
 
 
 def attentions(graph: Graph, backends: Sequence[str | None]) -> dict[int, Attention]:
-    """The attention of every node of `graph` that is one; `backends` has an entry for each node.
-    The graph must have its nodes."""
+    """The attention of every node that is one; the graph must have its nodes, `backends` theirs."""
     nodes = graph.whole
     found = [i for i, op in enumerate(nodes.op) if op == "FLASH_ATTN_EXT" and len(nodes.src[i]) > 2]
     masks = {_mask(graph, i) for i in found}
@@ -160,10 +159,8 @@ def _mask(graph: Graph, node: int) -> int | None:
 
 def attention_work(attention: Attention, ubatch: Ubatch | None) -> Work:
     """The work of one kernel; `ubatch` is None if nothing is known of its compute."""
-    if ubatch is None:
-        return _most(attention, attention.n_kv, ubatch)
-    seen, windows = scope(attention, ubatch)
-    if not seen:
+    seen, windows = scope(attention, ubatch) if ubatch else ([], ())
+    if ubatch is None or not seen:
         return _most(attention, attention.n_kv, ubatch)
     works = {_work(attention, ubatch, of, window) for of in seen for window in windows}
     most = max(works)
@@ -173,24 +170,18 @@ def attention_work(attention: Attention, ubatch: Ubatch | None) -> Work:
 def scope(attention: Attention, ubatch: Ubatch) -> tuple[list[Seen], tuple[int, ...]]:
     """The caches that the tokens may see, none if nothing is known, and the windows that the layer
     may have, 0 for none. One of each if the log records it."""
-    if attention.mask == "other":
-        return [], (0,)
+    cached = attention.mask == "cache"
     if attention.mask == "none":
         seen = [Seen(ubatch.n_tokens, ubatch.alone, True, bool(ubatch.alone))]
     else:
         # layers with a window have a cache of their own, which its size identifies if it differs
-        seen = [of for of in ubatch.caches if of.size == attention.size]
-    return seen, _windows(attention, ubatch, seen) if seen else (0,)
-
-
-def _windows(attention: Attention, ubatch: Ubatch, seen: Sequence[Seen]) -> tuple[int, ...]:
-    """The windows that the layer may have, 0 for none."""
-    if not ubatch.window:
-        return (0,)
-    if attention.mask == "cache" and len(ubatch.caches) == 2 and len(seen) == 1:
+        seen = [of for of in ubatch.caches if cached and of.size == attention.size]
+    if not seen or not ubatch.window:
+        return seen, (0,)
+    if cached and len(ubatch.caches) == 2 and len(seen) == 1:
         # llama_kv_cache_iswa: the first cache is that of the layers without a window
-        return (ubatch.window,) if seen[0] is ubatch.caches[1] else (0,)
-    return (0, ubatch.window) if attention.masks > 1 or attention.mask == "cache" else (0,)
+        return seen, (ubatch.window if seen[0] is ubatch.caches[1] else 0,)
+    return seen, (0, ubatch.window) if attention.masks > 1 or cached else (0,)
 
 
 def _work(a: Attention, ubatch: Ubatch, seen: Seen, window: int) -> Work:
@@ -280,10 +271,7 @@ def tiles(rows: int, heads: int, n_threads: int) -> Counter[tuple[int, int]]:
     The kernel divides the rows of all heads among chunks, four for each thread, and a tile does not
     go beyond its chunk or its head. On a machine with NUMA enabled in ggml, chunks are larger.
     """
-    return Counter(_tiles(rows, heads, n_threads))
-
-
-def _tiles(rows: int, heads: int, n_threads: int) -> Iterator[tuple[int, int]]:
+    found: Counter[tuple[int, int]] = Counter()
     total, n_threads = rows * heads, max(1, n_threads)
     chunk = max(1, -(-total // (4 * n_threads)))
     n_chunks = -(-total // chunk)
@@ -295,5 +283,6 @@ def _tiles(rows: int, heads: int, n_threads: int) -> Iterator[tuple[int, int]]:
         while begin < end:
             row = begin % rows
             n = min(TILE, end - begin, rows - row)
-            yield row, n
+            found[row, n] += 1
             begin += n
+    return found

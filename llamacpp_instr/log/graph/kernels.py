@@ -6,20 +6,23 @@ nodes does not count as moved.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, attention_work, attentions
-from llamacpp_instr.log.graph.ops import Block, blocks_of, bytes_moved, flops
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.ops import Block, blocks_of, bytes_moved, flops, tensor
 from llamacpp_instr.log.schema import Graph, Nodes, Plan
 
 Int64 = NDArray[np.int64]
+L = TypeVar("L")
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,11 @@ class Kernels:
             for i, ubatch in enumerate(ubatches):
                 n_flops, cells, bound = attention_work(of, ubatch)
                 work[:, i] = n_flops, (of.n_kv - cells) * of.cell_bytes, bound
-        return Work(
-            len(ubatches),
-            self.flops,
-            self.bytes,
-            {
-                kernel: (shapes[of][0], self.bytes[kernel] - shapes[of][1], shapes[of][2] > 0)
-                for kernel, of in self.attention.items()
-            },
-        )
+        varying = {
+            kernel: (shapes[of][0], self.bytes[kernel] - shapes[of][1], shapes[of][2] > 0)
+            for kernel, of in self.attention.items()
+        }
+        return Work(len(ubatches), self.flops, self.bytes, varying)
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ class Work:
         return np.full(self.n, n_flops), np.full(self.n, n_bytes), np.zeros(self.n, np.bool_)
 
     def total(self, computes: Any) -> KernelWork:
-        """By kernel, summed over the computes that an index selects; `bound` says whether one of
-        them is a bound."""
+        """By kernel, summed over the computes that an index selects; a bound if one of them is."""
         n = len(np.arange(self.n)[computes])
         n_flops, n_bytes = self.flops * n, self.bytes * n
         bound = np.zeros(len(n_flops), np.bool_)
@@ -187,32 +185,39 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
     computed = kernel_nodes(graph, plan)
     weights = [weight_read(graph, inside) for inside in computed]
     for i, inside in enumerate(plan.kernels):
-        label.append("+".join(_label(graph, nodes, node) for node in inside if nodes.exec[node]))
+        label.append("+".join(_label(graph, node) for node in inside if nodes.exec[node]))
         n_flops[i] = sum(work[node][0] for node in inside)
         passed = sum(tensor(graph, node).bytes for node in inside[:-1])
         n_bytes[i] = sum(work[node][1] for node in inside) - 2 * passed
-    layer = np.array(nodes.layer, np.int64)[plan.node] if n else np.zeros(0, np.int64)
     shapes = attentions(graph, node_backends(graph))
     alone = {i: of.start for i, of in enumerate(plan.kernels) if len(of) == 1}
-    attention = {i: shapes[node] for i, node in alone.items() if node in shapes}
-    block = [blocks[node] for node in plan.node]
     return Kernels(
         label=label,
-        block=block,
-        layer=layer,
+        block=[blocks[node] for node in plan.node],
+        layer=np.array([nodes.layer[node] for node in plan.node], np.int64),
         nodes=computed,
         weight=[name for name, _ in weights],
         weight_type=[type_ for _, type_ in weights],
         flops=n_flops,
         bytes=n_bytes,
-        attention=attention,
+        attention={i: shapes[node] for i, node in alone.items() if node in shapes},
     )
 
 
 def kernel_nodes(graph: Graph, plan: Plan) -> list[list[int]]:
     """The nodes of each kernel of `plan` that compute something; the graph must have its nodes."""
-    runs = graph.whole.exec
-    return [[node for node in of if runs[node]] or [of.start] for of in plan.kernels]
+    executed = graph.whole.exec
+    return [[node for node in of if executed[node]] or [of.start] for of in plan.kernels]
+
+
+def runs(labels: Iterable[L]) -> list[tuple[L, int, int]]:
+    """Each run of equal labels: the label, the first index, and the one after the last."""
+    found, at = [], 0
+    for label, group in groupby(labels):
+        n = len(list(group))
+        found.append((label, at, at + n))
+        at += n
+    return found
 
 
 def untimed_backends(graph: Graph) -> list[str]:
@@ -228,16 +233,14 @@ def node_backends(graph: Graph) -> list[str | None]:
     return backends
 
 
-def _label(graph: Graph, nodes: Nodes, node: int) -> str:
-    op = nodes.op[node]
-    if not op.startswith("MUL_MAT") or not nodes.src[node]:
-        return op
-    return f"{op} {tensor(graph, nodes.src[node][0]).type}"
+def _label(graph: Graph, node: int) -> str:
+    op, sources = graph.whole.op[node], graph.whole.src[node]
+    named = op.startswith("MUL_MAT") and sources
+    return f"{op} {tensor(graph, sources[0]).type}" if named else op
 
 
 def node_work(graph: Graph, node: int) -> tuple[int, int]:
-    """Floating point operations and bytes moved of one node, as `ops` counts them; the graph must
-    have its nodes."""
+    """FLOPs and bytes moved of one node, as `ops` counts them; the graph must have its nodes."""
     nodes = graph.whole
     sources = [tensor(graph, source) for source in nodes.src[node]]
     shapes, sizes = [of.ne for of in sources], [of.bytes for of in sources]
@@ -246,8 +249,7 @@ def node_work(graph: Graph, node: int) -> tuple[int, int]:
 
 
 def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | None]:
-    """Name and type of the first weight that the nodes read directly, or None, None. The graph must
-    have its nodes."""
+    """Name and type of the first weight that nodes of the graph read directly, or None, None."""
     for node in nodes:
         for leaf in (graph.leaf(source) for source in graph.whole.src[node] if source < 0):
             if leaf.tensor >= 0:
@@ -270,13 +272,8 @@ def cpu_plan(graph: Graph) -> Plan:
             first.append(node)
             count.append(n)
         node += n
-    return Plan(
-        t=graph.t,
-        plan=0,
-        graph=graph.graph,
-        node=first,
-        n=count if any(n > 1 for n in count) else None,
-    )
+    n_nodes = count if any(n > 1 for n in count) else None
+    return Plan(t=graph.t, plan=0, graph=graph.graph, node=first, n=n_nodes)
 
 
 def _is_scaled_norm(graph: Graph, nodes: Nodes, uses: Counter[int], norm: int) -> bool:
@@ -291,3 +288,43 @@ def _is_scaled_norm(graph: Graph, nodes: Nodes, uses: Counter[int], norm: int) -
     factor = tensor(graph, sources[1] if sources[0] == norm else sources[0])
     types = {tensor(graph, nodes.src[norm][0]).type, nodes.type[product], factor.type}
     return types == {"f32"} and factor.ne[:1] == nodes.ne[norm][:1]
+
+
+_COPY = re.compile(r"[^#]+#(.+)#\d+")
+
+
+def is_copy(name: str) -> bool:
+    """Whether a leaf of that name is a scheduler's copy."""
+    return _COPY.fullmatch(name) is not None
+
+
+def without_copies(graph: Graph) -> Graph:
+    """The graph, which must have its nodes, whose nodes read the sources of a scheduler's copies.
+
+    Where a graph is split among backends, a part reads copies of what other parts have computed,
+    and of inputs. ggml names a copy after its backend and its source, `RPC0[host:port]#inp_pos#0`
+    (`ggml_backend_sched_split_graph` in ggml/src/ggml-backend.cpp), and cuts names at 63 bytes. A
+    copy whose source the graph does not have remains, as those of inputs do.
+    """
+    nodes = graph.whole
+    copies = {
+        -1 - i: (found[1], leaf)
+        for i, leaf in enumerate(graph.leafs)
+        if (found := _COPY.fullmatch(leaf.name))
+    }
+    if not copies:
+        return graph
+    leafs = {leaf.name: -1 - i for i, leaf in enumerate(graph.leafs)}
+    latest: dict[str, int] = {}
+    src = []
+    for i, sources in enumerate(nodes.src):
+        src.append(list(sources))
+        for k, source in enumerate(sources):
+            if source in copies:
+                name, leaf = copies[source]
+                named = latest.get(name, leafs.get(name, source))
+                there = tensor(graph, named)
+                if (there.type, list(there.ne)) == (leaf.type, list(leaf.ne)):
+                    src[i][k] = named
+        latest[nodes.name[i]] = i
+    return replace(graph, nodes=replace(nodes, src=src))

@@ -7,11 +7,19 @@ row first, trailing ones may be missing.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from math import prod
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.log.schema import Graph
+from llamacpp_instr.model.types import type_named
 
 Block = Literal["embedding", "attention", "feed-forward", "norm", "kv", "output", "other"]
 BLOCKS: tuple[Block, ...] = get_args(Block)
@@ -63,20 +71,19 @@ def block_of(op: str, name: str, weight_names: Sequence[str], layer: int) -> Blo
     "kv" is writing and moving the cache or the recurrent state. Reading keys and values for
     attention is attention. A residual sum belongs to the block whose result it adds.
     """
-    if _moves_cache(op, name, weight_names):
+    # also the ROPE of the K-shift, which rotates the keys of the cache in place
+    in_place = is_cache(name) and op not in VIEW_OPS and not op.startswith("MUL_MAT")
+    if in_place or (op in _MOVES and any(map(is_cache, weight_names))):
         return "kv"
     if op in _NORM_OPS:
         return "norm"
     for weight in weight_names:
-        block = _block_of_weight(op, weight)
-        if block is not None:
+        if block := _block_of_weight(op, weight):
             return block
     if op in _MIXER_OPS:
         return "attention"
-    plain = _plain_name(name)
-    for pattern, block in _NAMES:
-        if pattern.search(plain):
-            return block
+    if block := _first(_NAMES, _plain_name(name)):
+        return block
     if op in ("ROPE", "SOFT_MAX") and layer >= 0:
         return "attention"
     if op in ("GLU", "MUL_MAT_ID"):
@@ -85,11 +92,7 @@ def block_of(op: str, name: str, weight_names: Sequence[str], layer: int) -> Blo
 
 
 def role_of(op: str, name: str, weight: str | None) -> str:
-    """What a node is in every layer: `ffn_down`, `Qcur`, `cache_k`; empty if no name shows it.
-
-    `name` is the node's, `weight` that of the weight that it reads. The number of the layer is left
-    out, so that nodes of all layers with one role are called alike.
-    """
+    """What a node is in every layer: `ffn_down`, `Qcur`, `cache_k`; empty if no name shows it."""
     if weight and op != "ROPE":  # which reads the frequencies for queries and keys
         inside = _WEIGHT.match(weight)
         return (inside[1] if inside else weight).removesuffix(".weight")
@@ -103,23 +106,23 @@ def is_cache(leaf: str) -> bool:
 
 
 def op_params(op: str, words: Sequence[int]) -> dict[str, int | float | str]:
-    """An op's parameters by name, decoded from the int32 words of `ggml_tensor::op_params`
-    (ggml/src/ggml.c, `ggml_<op>_impl`); trailing zeros may be missing. Empty for ops with
-    unknown parameters."""
-    layout = _PARAMS.get(op)
-    if layout is None:
-        return {}
+    """An op's parameters by name, from the int32 words of `ggml_tensor::op_params`, whose trailing
+    zeros may be missing (ggml/src/ggml.c, `ggml_<op>_impl`). Empty if they are unknown."""
     decoded: dict[str, int | float | str] = {}
-    for at, name, kind in layout:
+    for at, name, kind in _layout(op):
         word = words[at] if at < len(words) else 0
         if kind == "f":
             decoded[name] = struct.unpack("<f", struct.pack("<I", word & 0xFFFFFFFF))[0]
-        elif kind == "i":
-            decoded[name] = word
         else:
-            kinds = _KINDS[kind]
-            decoded[name] = kinds.get(word, str(word))
+            decoded[name] = word if kind == "i" else _KINDS[kind].get(word, str(word))
     return decoded
+
+
+@cache
+def _layout(op: str) -> list[tuple[int, str, str]]:
+    """The word, the name and the kind of each parameter."""
+    rows = (row.split() for row in _PARAMS[op].split(", ")) if op in _PARAMS else ()
+    return [(int(at), name, kind) for at, name, kind in rows]
 
 
 def flops(op: str, ne: Sequence[int], src_ne: Sequence[Sequence[int]]) -> int:
@@ -152,8 +155,7 @@ def bytes_moved(
     src_ne: Sequence[Sequence[int]],
     src_bytes: Sequence[int],
 ) -> int:
-    """Bytes that a node reads and writes at least once each: weights, activations, result. Views
-    move nothing."""
+    """Bytes that a node reads and writes at least once each; views move nothing."""
     if op in VIEW_OPS or not src_ne:
         return 0
     read = sum(bytes_read(op, k, src_ne, size) for k, size in enumerate(src_bytes))
@@ -186,6 +188,32 @@ def bytes_written(op: str, ne: Sequence[int], n_bytes: int, src_ne: Sequence[Seq
     return n_bytes
 
 
+class Tensor(NamedTuple):
+    """A node or a leaf."""
+
+    name: str
+    type: str
+    ne: list[int]
+    bytes: int
+    """of its elements; a log has the span of a view, with what lies between its elements"""
+
+
+def tensor(graph: Graph, number: int) -> Tensor:
+    """A node, or leaf -1 - `number`; the graph must have its nodes."""
+    if number < 0:
+        leaf = graph.leaf(number)
+        return Tensor(leaf.name, leaf.type, leaf.ne, _bytes(leaf.type, leaf.ne, leaf.bytes))
+    nodes = graph.whole
+    type_, ne = nodes.type[number], nodes.ne[number]
+    return Tensor(nodes.name[number], type_, ne, _bytes(type_, ne, nodes.bytes[number]))
+
+
+def _bytes(type_: str, ne: list[int], span: int) -> int:
+    """Elements may also overlap, and then the span is what there is."""
+    known = type_named(type_)
+    return span if known is None else min(span, prod(ne) * known.block_bytes // known.block)
+
+
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 """ops for which no kernel runs"""
 
@@ -201,19 +229,10 @@ def _row_bytes(ne: Sequence[int], n_bytes: int) -> int:
 # --- blocks ---
 
 _NORM_OPS = frozenset({"NORM", "RMS_NORM", "GROUP_NORM", "L2_NORM"})
-_MIXER_OPS = frozenset(
-    {
-        "FLASH_ATTN_EXT",
-        "SSM_CONV",
-        "SSM_SCAN",
-        "RWKV_WKV6",
-        "RWKV_WKV7",
-        "GATED_LINEAR_ATTN",
-        "GATED_DELTA_NET",
-        "SOLVE_TRI",
-        "LIGHTNING_INDEXER",
-    }
-)
+_MIXER_OPS = frozenset({
+    "FLASH_ATTN_EXT", "SSM_CONV", "SSM_SCAN", "RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN",
+    "GATED_DELTA_NET", "SOLVE_TRI", "LIGHTNING_INDEXER",
+})  # fmt: skip
 _MOVES = frozenset({"SET_ROWS", "CPY", "GET_ROWS", "CONT", "DUP", "SCALE", "CONCAT", "SET"})
 _ELEMENTWISE = frozenset({"ADD", "ADD1", "ADD_ID", "ACC", "SUB", "MUL", "DIV", "SCALE", "SQR"})
 
@@ -222,120 +241,92 @@ _ELEMENTWISE = frozenset({"ADD", "ADD1", "ADD_ID", "ACC", "SUB", "MUL", "DIV", "
 _CACHE = re.compile(r"^(cache_(\w+_)?[kvrs]_l\d+|dsv4_\w+_state_\w+_l\d+)")
 
 
-def _moves_cache(op: str, name: str, leafs: Sequence[str]) -> bool:
-    if _CACHE.match(name) and op not in VIEW_OPS and not op.startswith("MUL_MAT"):
-        # also the ROPE of the K-shift, which rotates the keys of the cache in place
-        return True
-    return op in _MOVES and any(_CACHE.match(leaf) for leaf in leafs)
-
-
-def _rules(rules: Sequence[tuple[str, Block]]) -> list[tuple[re.Pattern[str], Block]]:
-    """The first pattern that matches decides."""
+def _rules(*rules: tuple[str, Block]) -> list[tuple[re.Pattern[str], Block]]:
+    """The first pattern that is found decides."""
     return [(re.compile(pattern), block) for pattern, block in rules]
 
 
 # `blk.3.attn_q.weight`, `enc.blk.0.ffn_up.weight`, `posnet.2.attn_q.weight`
 _WEIGHT = re.compile(r"^(?:(?:enc|dec)\.)?(?:blk|posnet|convnext)\.\d+\.(.*)$")
 _WEIGHTS = _rules(
-    (
-        (r"(^|[_.])norm\d?([_.]|$)|^norm|time_mix_ln", "norm"),
-        (r"^nextn\.(shared_head_head)", "output"),
-        (r"^nextn\.embed_tokens", "embedding"),
-        (r"^(ffn|exp_probs|channel_mix|hc_ffn|vis_(up|down|gate)|layer_out)", "feed-forward"),
-        (r"^(attn|cross_attn|vis_attn|hc_attn|indexer|ssm|time_mix|shortconv)", "attention"),
-    )
+    (r"(^|[_.])norm\d?([_.]|$)|^norm|time_mix_ln", "norm"),
+    (r"^nextn\.(shared_head_head)", "output"),
+    (r"^nextn\.embed_tokens", "embedding"),
+    (r"^(ffn|exp_probs|channel_mix|hc_ffn|vis_(up|down|gate)|layer_out)", "feed-forward"),
+    (r"^(attn|cross_attn|vis_attn|hc_attn|indexer|ssm|time_mix|shortconv)", "attention"),
+)
+
+
+# what a leaf outside the layers says about the node that reads it
+_OUTSIDE = _rules(
+    (r"^out_ids$", "output"),  # picks the rows whose logits are wanted
+    (r"^(rope_freqs|rope_factors|KQ_mask|attn_inp)", "attention"),
+    (r"^((enc|dec)\.)?(output|token_embd|per_layer_proj|cls)[._]\w*norm", "norm"),
+    (r"^(token_embd|per_layer_token_embd|position_embd|token_types)", "embedding"),
+    (r"^((dec|enc)\.)?(output|cls|dense_\d)\b", "output"),
+    (r"^(per_layer_model_proj|inp_tokens)", "embedding"),
 )
 
 
 def _block_of_weight(op: str, weight: str) -> Block | None:
     """What a leaf says about the node that reads it, or None."""
     inside = _WEIGHT.match(weight)
-    if inside:
-        for pattern, block in _WEIGHTS:
-            if pattern.search(inside[1]):
-                return block
-        return None
-    if weight == "out_ids":
-        return "output"  # picks the rows whose logits are wanted
-    if weight.startswith(("rope_freqs", "rope_factors", "KQ_mask", "attn_inp")):
-        return "attention"
-    if re.match(r"^((enc|dec)\.)?(output|token_embd|per_layer_proj|cls)[._]\w*norm", weight):
-        return "norm"
-    if weight.startswith(("token_embd", "per_layer_token_embd", "position_embd", "token_types")):
-        # tied embeddings: the same weight is the output matrix
-        return "output" if op == "MUL_MAT" and weight.startswith("token_embd") else "embedding"
-    if re.match(r"^((dec|enc)\.)?(output|cls|dense_\d)\b", weight):
-        return "output"
-    if weight.startswith(("per_layer_model_proj", "inp_tokens")):
-        return "embedding"
-    return None
+    block = _first(_WEIGHTS, inside[1]) if inside else _first(_OUTSIDE, weight)
+    # tied embeddings: the same weight is the output matrix
+    tied = op == "MUL_MAT" and block == "embedding" and weight.startswith("token_embd")
+    return "output" if tied else block
+
+
+def _first(rules: Iterable[tuple[re.Pattern[str], Block]], name: str) -> Block | None:
+    return next((block for pattern, block in rules if pattern.search(name)), None)
 
 
 def _plain_name(name: str) -> str:
     """`mtp_Qcur-3 (view) (cont)` -> `Qcur`."""
-    name = name.split(" (", 1)[0]
-    name = re.sub(r"-\d+$", "", name)
-    return re.sub(r"^(mtp|enc|dec)_", "", name)
+    return re.sub(r"-\d+$|^(mtp|enc|dec)_", "", name.split(" (", 1)[0])
 
 
 _NAMES = _rules(
-    (
-        # residual sums come first, because they are named after the next block
-        (r"^(ffn|post_ffn|post_moe|moe|mlp)_?(inp|residual)$|^attn_(residual|add)", "attention"),
-        (r"^ffn_moe_(?!norm)", "feed-forward"),
-        (r"^(ffn|attn|inp|result|embd|post_attn|post_ffn|post_mlp|pre_ffn)_(\w+_)?norm", "norm"),
-        (r"^(norm|operator_norm|final_norm_out|loop_norm|stack_norm)\b|norm(ed)?$", "norm"),
-        (r"ffn|ffw|moe|mlp|shexp|shared_expert|expert|router|cmix|channel_mix", "feed-forward"),
-        (r"^(l_out|layer_out|l_last)$", "feed-forward"),
-        (r"^(result|lmhead|logits|output$|h_nextn|out_scaled|final_output|cls)|_logits$", "output"),
-        (r"^[QKVqkv](cur)?(_|$)|^(kq|qk|wqkv|kv|sa_out|mla|lid|KQ|pos_bias)|^wo$", "attention"),
-        (r"attn|attention|indexer|^(csa|hca|msa)_", "attention"),
-        (r"^(mamba|ssm|dnet|kda|linear_attn|conv|state|time_mix|tmix|wkv|g_)", "attention"),
-        (r"new_state|decay|^(beta|alpha|z|gate|a_softplus)(_|$)", "attention"),
-        (r"^(inp|embd|embedding|pos_embd|model\.(input_embed|embed_tokens)|tok)", "embedding"),
-    )
+    # residual sums come first, because they are named after the next block
+    (r"^(ffn|post_ffn|post_moe|moe|mlp)_?(inp|residual)$|^attn_(residual|add)", "attention"),
+    (r"^ffn_moe_(?!norm)", "feed-forward"),
+    (r"^(ffn|attn|inp|result|embd|post_attn|post_ffn|post_mlp|pre_ffn)_(\w+_)?norm", "norm"),
+    (r"^(norm|operator_norm|final_norm_out|loop_norm|stack_norm)\b|norm(ed)?$", "norm"),
+    (r"ffn|ffw|moe|mlp|shexp|shared_expert|expert|router|cmix|channel_mix", "feed-forward"),
+    (r"^(l_out|layer_out|l_last)$", "feed-forward"),
+    (r"^(result|lmhead|logits|output$|h_nextn|out_scaled|final_output|cls)|_logits$", "output"),
+    (r"^[QKVqkv](cur)?(_|$)|^(kq|qk|wqkv|kv|sa_out|mla|lid|KQ|pos_bias)|^wo$", "attention"),
+    (r"attn|attention|indexer|^(csa|hca|msa)_", "attention"),
+    (r"^(mamba|ssm|dnet|kda|linear_attn|conv|state|time_mix|tmix|wkv|g_)", "attention"),
+    (r"new_state|decay|^(beta|alpha|z|gate|a_softplus)(_|$)", "attention"),
+    (r"^(inp|embd|embedding|pos_embd|model\.(input_embed|embed_tokens)|tok)", "embedding"),
 )
 
 
-# --- parameters: (word, name, f float | i integer | a list of kinds) ---
+# --- parameters: word, name, and f for a float, i for an integer, or a list of kinds ---
 
-_F, _I = "f", "i"
-_OF_ROPE = (
-    (1, "n_dims", _I),
-    (2, "mode", "rope"),
-    (4, "n_ctx_orig", _I),
-    (5, "freq_base", _F),
-    (6, "freq_scale", _F),
-    (7, "ext_factor", _F),
-    (8, "attn_factor", _F),
-    (9, "beta_fast", _F),
-    (10, "beta_slow", _F),
-    (15, "n_offs", _I),
+_ROPE = (
+    "1 n_dims i, 2 mode rope, 4 n_ctx_orig i, 5 freq_base f, 6 freq_scale f, 7 ext_factor f,"
+    " 8 attn_factor f, 9 beta_fast f, 10 beta_slow f, 15 n_offs i"
 )
-_PARAMS: dict[str, tuple[tuple[int, str, str], ...]] = {
-    "ROPE": _OF_ROPE,
-    "ROPE_BACK": _OF_ROPE,
-    "SOFT_MAX": ((0, "scale", _F), (1, "max_bias", _F)),
-    "FLASH_ATTN_EXT": (
-        (0, "scale", _F),
-        (1, "max_bias", _F),
-        (2, "logit_softcap", _F),
-        (3, "prec", "prec"),
-        (4, "n_kv_max", _I),
-    ),
-    "MUL_MAT": ((0, "prec", "prec"), (1, "hint", "hint"), (3, "src1_prec", "prec")),
-    "MUL_MAT_ID": ((0, "prec", "prec"), (3, "src1_prec", "prec")),
-    "NORM": ((0, "eps", _F),),
-    "RMS_NORM": ((0, "eps", _F),),
-    "L2_NORM": ((0, "eps", _F),),
-    "GROUP_NORM": ((0, "n_groups", _I), (1, "eps", _F)),
-    "SCALE": ((0, "scale", _F), (1, "bias", _F)),
-    "CLAMP": ((0, "min", _F), (1, "max", _F)),
-    "LEAKY_RELU": ((0, "negative_slope", _F),),
-    "CONCAT": ((0, "dim", _I),),
-    "ARGSORT": ((0, "order", "order"),),
-    "GLU": ((0, "kind", "glu"), (1, "swapped", _I)),
-    "UNARY": ((0, "kind", "unary"),),
+_PARAMS = {
+    "ROPE": _ROPE,
+    "ROPE_BACK": _ROPE,
+    "SOFT_MAX": "0 scale f, 1 max_bias f",
+    "FLASH_ATTN_EXT": "0 scale f, 1 max_bias f, 2 logit_softcap f, 3 prec prec, 4 n_kv_max i",
+    "MUL_MAT": "0 prec prec, 1 hint hint, 3 src1_prec prec",
+    "MUL_MAT_ID": "0 prec prec, 3 src1_prec prec",
+    "NORM": "0 eps f",
+    "RMS_NORM": "0 eps f",
+    "L2_NORM": "0 eps f",
+    "GROUP_NORM": "0 n_groups i, 1 eps f",
+    "SCALE": "0 scale f, 1 bias f",
+    "CLAMP": "0 min f, 1 max f",
+    "LEAKY_RELU": "0 negative_slope f",
+    "CONCAT": "0 dim i",
+    "ARGSORT": "0 order order",
+    "GLU": "0 kind glu, 1 swapped i",
+    "UNARY": "0 kind unary",
 }
 
 
@@ -356,3 +347,22 @@ _KINDS: dict[str, dict[int, str]] = {
         " EXPM1 SOFTPLUS GELU_ERF XIELU FLOOR CEIL ROUND TRUNC"
     ),
 }
+
+
+def yarn(params: Mapping[str, Any]) -> tuple[NDArray[np.float64], float]:
+    """For each pair, the share of its frequency that is kept and not scaled by `freq_scale`; and
+    the factor of the result. `params` are those of the op, by name. The formulas are those of
+    `rope_yarn` and `ggml_rope_yarn_corr_dims` (ggml/src/ggml-cpu/ops.cpp, ggml/src/ggml.c)."""
+    n, base = int(params["n_dims"]), float(params["freq_base"])
+    pairs = np.arange(n // 2)
+    if not params["ext_factor"]:
+        return np.zeros(n // 2), float(params["attn_factor"])
+
+    def dim(turns: float) -> float:
+        return n * math.log(params["n_ctx_orig"] / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(0.0, math.floor(dim(params["beta_fast"])))
+    high = min(n - 1.0, math.ceil(dim(params["beta_slow"])))
+    ramp = 1 - np.clip((pairs - low) / max(0.001, high - low), 0, 1)
+    magnitude = params["attn_factor"] * (1 + 0.1 * math.log(1 / params["freq_scale"]))
+    return ramp * params["ext_factor"], magnitude

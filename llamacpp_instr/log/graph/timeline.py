@@ -12,14 +12,8 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TypeAlias, TypeVar
 
-from llamacpp_instr.log.graph.kernels import (
-    Kernels,
-    node_backends,
-    plan_kernels,
-    weight_read,
-)
-from llamacpp_instr.log.graph.ops import Block, bytes_written, op_params, role_of
-from llamacpp_instr.log.graph.tensors import tensor
+from llamacpp_instr.log.graph.kernels import Kernels, node_backends, plan_kernels, runs
+from llamacpp_instr.log.graph.ops import Block, bytes_written, op_params, role_of, tensor
 from llamacpp_instr.log.graph.words import describe
 from llamacpp_instr.log.schema import Graph, Nodes, Plan
 
@@ -158,24 +152,29 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
     """The slices of `plan`; `graph` is its graph and must have its nodes."""
     nodes = graph.whole
     kernels = plan_kernels(graph, plan)
+    reads, backends = _reads(nodes), node_backends(graph)
+    layers, n_flops, n_bytes = (of.tolist() for of in (kernels.layer, kernels.flops, kernels.bytes))
     ops: list[OpSlice] = []
-    kernel_of: dict[int, int] = {}
-    layers = kernels.layer.tolist()
-    facts = _Facts(graph, nodes, _look_through(nodes), node_backends(graph))
-    n_flops, n_bytes = kernels.flops.tolist(), kernels.bytes.tolist()
-    for i, (computed, inside) in enumerate(zip(plan.kernels, kernels.nodes, strict=True)):
-        kernel_of.update(dict.fromkeys(computed, i))
-        name = "+".join(nodes.op[node] for node in inside)
-        varies = i in kernels.attention
-        work = (0, 0) if varies else (n_flops[i], n_bytes[i])
-        args = _args(facts, inside, kernels.block[i], *work)
+    for i, inside in enumerate(kernels.nodes):
+        args = _args(graph, kernels, i, reads, backends[inside[0]])
         role = role_of(nodes.op[inside[0]], nodes.name[inside[-1]], kernels.weight[i])
-        block, layer = kernels.block[i], layers[i]
-        ops.append(OpSlice(name, block, layer, args, n_flops[i], n_bytes[i], varies, role))
-    layer_runs = _runs([(op.layer, layer_name(op.layer)) for op in ops], ops)
-    block_runs = _runs([(op.layer, op.block) for op in ops], ops)
-    edges = _edges(facts, plan, kernel_of)
-    return PlanTimeline(ops, layer_runs, block_runs, edges, kernels)
+        of = kernels.block[i], layers[i], args, n_flops[i], n_bytes[i], i in kernels.attention
+        ops.append(OpSlice("+".join(nodes.op[node] for node in inside), *of, role))
+    of_layers = runs([op.layer for op in ops])
+    of_blocks = runs([(op.layer, op.block) for op in ops])
+    kernel_of = {node: i for i, computed in enumerate(plan.kernels) for node in computed}
+    edges: dict[tuple[int, int], None] = {}
+    for node, i in kernel_of.items():
+        for source in reads[node]:
+            if (producer := kernel_of.get(source, i)) < i:
+                edges[producer, i] = None
+    return PlanTimeline(
+        ops,
+        [Run(layer_name(layer), layer, first, end - 1) for layer, first, end in of_layers],
+        [Run(block, layer, first, end - 1) for (layer, block), first, end in of_blocks],
+        list(edges),
+        kernels,
+    )
 
 
 def thread_spans(
@@ -201,37 +200,25 @@ _OFF_AT_ZERO = frozenset({"max_bias", "logit_softcap", "n_kv_max"})
 """parameters of attention that few models use"""
 
 
-def _runs(labels: list[tuple[int, str]], ops: list[OpSlice]) -> list[Run]:
-    runs: list[Run] = []
-    first = 0
-    for i in range(1, len(ops) + 1):
-        if i == len(ops) or labels[i] != labels[first]:
-            runs.append(Run(labels[first][1], ops[first].layer, first, i - 1))
-            first = i
-    return runs
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """A graph with what is computed once for all its nodes."""
-
-    graph: Graph
-    nodes: Nodes
-    real: list[int]
-    """for each node, the node or leaf that it is a view of; itself if it is not a view"""
-    backends: list[str | None]
+def _reads(nodes: Nodes) -> list[list[int]]:
+    """What each node reads, nodes or leafs, views looked through."""
+    real: list[int] = []
+    for node, sources in enumerate(nodes.src):
+        below = node if nodes.exec[node] or not sources else sources[0]
+        # in a graph of ggml, a view always comes after its source
+        real.append(below if below < 0 else real[below] if below < node else node)
+    return [[real[s] if s >= 0 else s for s in sources] for sources in nodes.src]
 
 
 def _args(
-    facts: _Facts, inside: list[int], block: Block, n_flops: int, n_bytes: int
+    graph: Graph, kernels: Kernels, kernel: int, reads: list[list[int]], backend: str | None
 ) -> dict[str, Value]:
-    graph, nodes = facts.graph, facts.nodes
+    nodes, inside = graph.whole, kernels.nodes[kernel]
     first, last = inside[0], inside[-1]
-    weight, weight_type = weight_read(graph, inside)
-    descriptions = [
-        describe(nodes.op[node], nodes.name[node], _leafs(facts, node), nodes.layer[node])
-        for node in inside
-    ]
+    descriptions = []
+    for node in inside:
+        leafs = [graph.leaf(source).name for source in reads[node] if source < 0]
+        descriptions.append(describe(nodes.op[node], nodes.name[node], leafs, nodes.layer[node]))
     args: dict[str, Value] = {
         "what": ", ".join(descriptions),
         "tensor": nodes.name[last] or f"node_{last}",
@@ -243,27 +230,26 @@ def _args(
             if value not in ("UNDEFINED", "NONE") and (value or name not in _OFF_AT_ZERO):
                 args.setdefault(name, value)
     args["layer"] = nodes.layer[first]
-    args["block"] = block
+    args["block"] = kernels.block[kernel]
     args["output"] = _shaped(nodes.type[last], nodes.ne[last])
-    made_inside = set(inside)
-    sources = [s for node in inside for s in nodes.src[node] if s not in made_inside]
+    sources = [s for node in inside for s in nodes.src[node] if s not in inside]
     for i, source in enumerate(sources):
         read = tensor(graph, source)
         args[f"source_{i}"] = f"{read.name} {_shaped(read.type, read.ne)}"
+    weight, weight_type = kernels.weight[kernel], kernels.weight_type[kernel]
     if weight is not None and weight_type is not None:
-        args["weight"] = weight
-        args["weight_type"] = weight_type
-    if n_bytes:
+        args |= {"weight": weight, "weight_type": weight_type}
+    varies = kernel in kernels.attention
+    if (n_bytes := int(kernels.bytes[kernel])) and not varies:
         made, shapes = tensor(graph, last), [tensor(graph, s).ne for s in nodes.src[last]]
         written = bytes_written(nodes.op[last], made.ne, made.bytes, shapes)
-        args["bytes"] = n_bytes
-        args["bytes_read"] = max(0, n_bytes - written)
-        args["bytes_written"] = written
-    if n_flops:
+        read_bytes = max(0, n_bytes - written)
+        args |= {"bytes": n_bytes, "bytes_read": read_bytes, "bytes_written": written}
+    if (n_flops := int(kernels.flops[kernel])) and not varies:
         args["flops"] = n_flops
     if len(inside) > 1:
         args["fused_with"] = ", ".join(f"{nodes.op[n]} {nodes.name[n]}" for n in inside[1:])
-    if (backend := facts.backends[first]) is not None:
+    if backend is not None:
         args["backend"] = backend
     if 0 <= nodes.buffer[last] < len(graph.buffers):
         args["buffer"] = graph.buffers[nodes.buffer[last]]
@@ -272,35 +258,3 @@ def _args(
 
 def _shaped(kind: str, ne: list[int]) -> str:
     return f"{kind} [{', '.join(map(str, ne))}]"
-
-
-def _leafs(facts: _Facts, node: int) -> list[str]:
-    """Names of the leafs that a node reads, through views too."""
-    names: list[str] = []
-    for source in facts.nodes.src[node]:
-        real = facts.real[source] if source >= 0 else source
-        if real < 0:
-            names.append(facts.graph.leaf(real).name)
-    return names
-
-
-def _look_through(nodes: Nodes) -> list[int]:
-    """For each node, the node or leaf that it is a view of."""
-    real: list[int] = []
-    for node, sources in enumerate(nodes.src):
-        below = node if nodes.exec[node] or not sources else sources[0]
-        # in a graph of ggml, a view always comes after its source
-        real.append(below if below < 0 else real[below] if below < node else node)
-    return real
-
-
-def _edges(facts: _Facts, plan: Plan, kernel_of: dict[int, int]) -> list[tuple[int, int]]:
-    edges: dict[tuple[int, int], None] = {}
-    for i, computed in enumerate(plan.kernels):
-        for node in computed:
-            for source in facts.nodes.src[node]:
-                real = facts.real[source] if source >= 0 else source
-                producer = kernel_of.get(real, i)
-                if producer < i:
-                    edges[producer, i] = None
-    return list(edges)

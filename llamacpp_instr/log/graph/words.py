@@ -1,20 +1,21 @@
-"""Describes what a kernel does, in words that a learner of transformers knows.
+"""Describes what a kernel does, in words that a learner of transformers knows, and by the standard
+operators that compute what ggml's ops compute: ONNX's and PyTorch's.
 
-Invariant: pure functions and one table. An unknown kernel gets the name of its op, never a guess.
+Invariant: pure functions and tables. An unknown kernel gets the name of its op, and an op that no
+standard operators can express has none, never a guess.
+https://onnx.ai/onnx/operators, https://docs.pytorch.org/docs/stable/nn.functional.html
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 
 def describe(op: str, name: str, leafs: Sequence[str], layer: int) -> str:
-    """What a node does: `query projection`, `write keys to the KV cache`, `residual add`.
-
-    `name` is the tensor's, `leafs` are the names of the weights, inputs and caches that the node
-    reads, through views too.
-    """
+    """What a node does: `query projection`, `write keys to the KV cache`, `residual add`. `leafs`
+    are the weights, inputs and caches that it reads, through views too."""
     plain = re.sub(r"-\d+$", "", name.split(" (", 1)[0])
     for weight in leafs:
         matrix = _of_weight(weight)
@@ -49,8 +50,8 @@ def _of_weight(weight: str) -> str | None:
     inside = re.sub(r"^((enc|dec)\.)?(blk\.\d+\.)?", "", weight)
     cross = "cross-attention: " if inside.startswith("cross_") else ""
     for pattern, words in _MATRICES:
-        if re.match(pattern, inside.removeprefix("cross_")):
-            return cross + words
+        if found := re.match(pattern, inside.removeprefix("cross_")):
+            return cross + found.expand(words)
     return None
 
 
@@ -93,18 +94,11 @@ _MATRICES = (
     (r"ffn_gate_inp_shexp", "gate of the shared expert"),
     (r"ffn_gate_inp", "router: scores of the experts"),
     (r"exp_probs_b\b", "choice of experts"),
-    (r"ffn_gate_shexp\b", "gate projection of the shared expert"),
-    (r"ffn_up_shexp\b", "up projection of the shared expert"),
-    (r"ffn_down_shexp\b", "down projection of the shared expert"),
-    (r"ffn_gate(_exps|_chexps)\b", "gate projection of the chosen experts"),
-    (r"ffn_up(_exps|_chexps)\b", "up projection of the chosen experts"),
+    (r"ffn_(gate|up|down)_shexp\b", r"\1 projection of the shared expert"),
+    (r"ffn_(gate|up|down)(_exps|_chexps)\b", r"\1 projection of the chosen experts"),
     (r"ffn_gate_up_exps\b", "gate and up projection of the chosen experts"),
-    (r"ffn_down(_exps|_chexps)\b", "down projection of the chosen experts"),
-    (r"ffn_gate", "feed-forward gate projection"),
-    (r"ffn_up", "feed-forward up projection"),
-    (r"ffn_down", "feed-forward down projection"),
-    (r"ssm_in\b", "input projection of the state space layer"),
-    (r"ssm_out\b", "output projection of the state space layer"),
+    (r"ffn_(gate|up|down)", r"feed-forward \1 projection"),
+    (r"ssm_(in|out)\b", r"\1put projection of the state space layer"),
     (r"ssm_conv1d", "convolution"),
     (r"ssm_x\b", "projection to step size, input and output weights of the state (dt, B, C)"),
     (r"ssm_dt\b", "projection of the step size (dt)"),
@@ -185,3 +179,131 @@ _OPS = {
     "SUM_ROWS": "sum of each row",
     "UNARY": "function of each element",
 }
+
+
+OPSET = 23
+"""of ONNX: the first with Attention, RMSNormalization and RotaryEmbedding"""
+
+
+class Standard(NamedTuple):
+    """What computes an op outside ggml."""
+
+    onnx: tuple[str, ...]
+    """operators of opset 23, in their order; empty if there are none"""
+    torch: str
+    """function below `torch` that does it, or its main part; empty if there is none"""
+
+
+def standard_operator(op: str, params: Mapping[str, object]) -> Standard:
+    """The operators for a node; `params` are those of `ops.op_params`."""
+    if op in ("UNARY", "GLU"):
+        return (_UNARY if op == "UNARY" else _GLU).get(str(params.get("kind")), _NONE)
+    return OPS.get(op, _NONE)
+
+
+_NONE = Standard((), "")
+
+
+def _table(rows: str) -> dict[str, Standard]:
+    """Lines of `OP,OP  Operator+Operator  function`; a dash is none."""
+    found = {}
+    for row in rows.strip().splitlines():
+        ops, onnx, torch = row.split()
+        operators = () if onnx == "-" else tuple(onnx.split("+"))
+        for op in ops.split(","):
+            found[op] = Standard(operators, "" if torch == "-" else torch)
+    return dict(sorted(found.items()))
+
+
+OPS = _table("""
+ACC                ScatterElements               index_add
+ADD,ADD1           Add                           add
+ADD_ID             Gather+Add                    add
+ARANGE             Range                         arange
+ARGMAX             ArgMax                        argmax
+ARGSORT            TopK                          argsort
+CLAMP              Clip                          clamp
+CONCAT             Concat                        cat
+CONT               Identity                      Tensor.contiguous
+CONV_2D,CONV_2D_DW Conv                          nn.functional.conv2d
+CONV_3D            Conv                          nn.functional.conv3d
+CONV_TRANSPOSE_1D  ConvTranspose                 nn.functional.conv_transpose1d
+CONV_TRANSPOSE_2D  ConvTranspose                 nn.functional.conv_transpose2d
+COS                Cos                           cos
+COUNT_EQUAL        Equal+Cast+ReduceSum          eq
+CPY                Cast                          Tensor.copy_
+CUMSUM             CumSum                        cumsum
+DIAG               EyeLike+Mul                   diag_embed
+DIAG_MASK_INF      Trilu+Where                   masked_fill
+DIAG_MASK_ZERO,TRI Trilu                         tril
+DIV                Div                           div
+DUP                Identity                      clone
+FILL               ConstantOfShape               full
+FLASH_ATTN_EXT     Attention                     nn.functional.scaled_dot_product_attention
+GATED_DELTA_NET,GATED_LINEAR_ATTN,RWKV_WKV6,RWKV_WKV7,SSM_SCAN Scan                          -
+GET_ROWS           Gather                        nn.functional.embedding
+GROUP_NORM         GroupNormalization            nn.functional.group_norm
+IM2COL             -                             nn.functional.unfold
+L2_NORM            LpNormalization               nn.functional.normalize
+LEAKY_RELU         LeakyRelu                     nn.functional.leaky_relu
+LIGHTNING_INDEXER  MatMul+Relu+Mul+ReduceSum+Add -
+LOG                Log                           log
+MEAN               ReduceMean                    mean
+MUL,SCALE          Mul                           mul
+MUL_MAT,OUT_PROD   MatMul                        matmul
+MUL_MAT_ID         Gather+MatMul                 bmm
+NORM               LayerNormalization            nn.functional.layer_norm
+PAD,PAD_REFLECT_1D Pad                           nn.functional.pad
+PERMUTE            Transpose                     permute
+REPEAT             Tile                          tile
+RESHAPE            Reshape                       reshape
+RMS_NORM           RMSNormalization              nn.functional.rms_norm
+ROLL               Slice+Concat                  roll
+ROPE,ROPE_BACK     RotaryEmbedding               -
+SET                ScatterElements               Tensor.copy_
+SET_ROWS           ScatterND                     Tensor.index_copy_
+SIN                Sin                           sin
+SOFT_MAX           Mul+Add+Softmax               nn.functional.softmax
+SOLVE_TRI          -                             linalg.solve_triangular
+SQR                Mul                           square
+SQRT               Sqrt                          sqrt
+SSM_CONV           Conv                          nn.functional.conv1d
+SUB                Sub                           sub
+SUM,SUM_ROWS       ReduceSum                     sum
+TOP_K              TopK                          topk
+TRANSPOSE          Transpose                     transpose
+UPSCALE            Resize                        nn.functional.interpolate
+VIEW               Slice                         as_strided
+""")
+
+_UNARY = _table("""
+ABS           Abs                    abs
+CEIL          Ceil                   ceil
+ELU           Elu                    nn.functional.elu
+EXP           Exp                    exp
+EXPM1         Exp+Sub                expm1
+FLOOR         Floor                  floor
+GELU,GELU_ERF Gelu                   nn.functional.gelu
+GELU_QUICK    Mul+Sigmoid+Mul        sigmoid
+HARDSIGMOID   HardSigmoid            nn.functional.hardsigmoid
+HARDSWISH     HardSwish              nn.functional.hardswish
+NEG           Neg                    neg
+RELU          Relu                   relu
+ROUND         Sign+Abs+Add+Floor+Mul -
+SGN           Sign                   sign
+SIGMOID       Sigmoid                sigmoid
+SILU          Sigmoid+Mul            nn.functional.silu
+SOFTPLUS      Softplus               nn.functional.softplus
+STEP          Greater+Cast           heaviside
+TANH          Tanh                   tanh
+TRUNC         Cast                   trunc
+""")
+
+_GLU = _table("""
+GEGLU,GEGLU_ERF Split+Gelu+Mul                     nn.functional.gelu
+GEGLU_QUICK     Split+Mul+Sigmoid+Mul+Mul          sigmoid
+REGLU           Split+Relu+Mul                     relu
+SWIGLU          Split+Sigmoid+Mul+Mul              nn.functional.silu
+SWIGLU_CLAMP    Split+Clip+Sigmoid+Mul+Mul         nn.functional.silu
+SWIGLU_OAI      Split+Clip+Mul+Sigmoid+Mul+Add+Mul sigmoid
+""")

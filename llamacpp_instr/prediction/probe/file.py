@@ -8,8 +8,8 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from llamacpp_instr.base.cache import cache_dir
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.system import cache_dir
 
 Positive = Annotated[float, Meta(gt=0, lt=1e18)]
 Cost = Annotated[float, Meta(ge=0, lt=1e18)]

@@ -9,7 +9,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from llamacpp_instr.base.progress import OnProgress
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.llama.native import load
 from llamacpp_instr.llama.threads import default_threads
 from llamacpp_instr.model.types import BY_NAME

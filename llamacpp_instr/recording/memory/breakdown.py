@@ -1,18 +1,20 @@
-"""The memory of a model and a context, by kind and buffer: measured or predicted.
+"""The memory of a model and a context, by kind and buffer, and of this machine.
 
-Invariant: both come from the same events of the recorder, so that they can be subtracted from each
-other.
+Invariant: measured and predicted memory come from the same events of the recorder, so that they can
+be subtracted from each other.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from llamacpp_instr.log.schema import BufferUse, Context, Tensor
-from llamacpp_instr.model.file import ModelFile, Weight
+from llamacpp_instr.model.file import ModelFile
 
 Kind = Literal["weights", "cache", "compute"]
 
@@ -86,23 +88,17 @@ class MemoryBreakdown:
 
     def buffers_of(self) -> dict[str, list[str]]:
         """The buffers of each weight, by name."""
-        found: dict[str, list[str]] = {}
+        found: dict[str, dict[str, None]] = {}
         for placement in self.placements:
-            buffers = found.setdefault(placement.name, [])
-            if placement.buffer not in buffers:
-                buffers.append(placement.buffer)
-        return found
+            found.setdefault(placement.name, {})[placement.buffer] = None
+        return {name: list(buffers) for name, buffers in found.items()}
 
     def with_mapped_weights(self, n_bytes: int) -> MemoryBreakdown:
         """A copy with `n_bytes` of mapped files in place of the weights in plain memory."""
         uses = [use for use in self.uses if (use.kind, use.buffer) != ("weights", PLAIN)]
-        placements = [
-            replace(placement, buffer=MAPPED) if placement.buffer == PLAIN else placement
-            for placement in self.placements
-        ]
-        settings = replace(self.settings, mmap=True)
         uses = _in_order([*uses, MemoryUse("weights", MAPPED, n_bytes)])
-        return MemoryBreakdown(settings, uses, placements)
+        moved = [replace(p, buffer=MAPPED) if p.buffer == PLAIN else p for p in self.placements]
+        return MemoryBreakdown(replace(self.settings, mmap=True), uses, moved)
 
     def with_room_for(self, other: MemoryBreakdown) -> MemoryBreakdown:
         """A copy whose compute buffers are at least as large as those of `other`."""
@@ -118,34 +114,27 @@ class MemoryBreakdown:
 def read_breakdown(
     context: Context, buffers: Sequence[BufferUse], tensors: Iterable[Tensor]
 ) -> MemoryBreakdown:
-    """The breakdown from a context's events; `tensors` are those of its model.
-
-    Assumes that `swa_full` is false, as in `instr run`.
-    """
+    """The breakdown from a context's events and the tensors of its model. Assumes that `swa_full`
+    is false, as in `instr run`."""
     placements = [Placement(t.name, t.buffer, t.bytes) for t in tensors]
-    settings = ContextSettings(
-        n_ctx=context.n_ctx,
-        n_batch=context.n_batch,
-        n_ubatch=context.n_ubatch,
-        n_seq_max=context.n_seq_max,
-        type_k=context.type_k,
-        type_v=context.type_v,
-        flash_attn=context.flash_attn,
-        embeddings=context.embeddings,
-        kv_unified=context.kv_unified,
-        swa_full=False,
-        mmap=any(use.buffer == MAPPED and use.model for use in buffers),
-    )
-    return MemoryBreakdown(settings, _uses(buffers), placements)
+    mmap = any(use.buffer == MAPPED and use.model for use in buffers)
+    of_context: dict[str, Any] = {
+        f.name: getattr(context, f.name, False) for f in fields(ContextSettings)
+    }
+    settings = ContextSettings(**of_context | {"swa_full": False, "mmap": mmap})
+    uses = [MemoryUse("weights", use.buffer, use.model) for use in buffers]
+    uses += [MemoryUse("cache", use.buffer, use.context) for use in buffers]
+    uses += [MemoryUse("compute", use.buffer, use.compute) for use in buffers]
+    return MemoryBreakdown(settings, _in_order(uses), placements)
 
 
 def mapped_bytes(model: ModelFile, in_place: Collection[str]) -> int:
-    """Bytes of the files that are mapped for these weights: in each file the range from the first
-    to the last of them."""
+    """Bytes that are mapped for these weights: in each file from the first to the last of them."""
     ranges: dict[tuple[Path, bool], tuple[int, int]] = {}
     for weight in model.weights:
         if weight.name in in_place:
-            key = weight.path, _is_on_demand(model, weight)
+            on_demand = weight.n_bytes > _ON_DEMAND_BYTES
+            key = weight.path, on_demand and (model.architecture, weight.name) in _ON_DEMAND
             begin, end = ranges.get(key, (weight.offset, 0))
             end = max(end, weight.offset + weight.n_bytes)
             ranges[key] = min(begin, weight.offset), end
@@ -161,19 +150,41 @@ _ON_DEMAND = {
 _ON_DEMAND_BYTES = 4 << 30
 
 
-def _is_on_demand(model: ModelFile, weight: Weight) -> bool:
-    return (model.architecture, weight.name) in _ON_DEMAND and weight.n_bytes > _ON_DEMAND_BYTES
-
-
-def _uses(buffers: Sequence[BufferUse]) -> list[MemoryUse]:
-    return _in_order(
-        [MemoryUse("weights", use.buffer, use.model) for use in buffers]
-        + [MemoryUse("cache", use.buffer, use.context) for use in buffers]
-        + [MemoryUse("compute", use.buffer, use.compute) for use in buffers]
-    )
-
-
 def _in_order(uses: list[MemoryUse]) -> list[MemoryUse]:
     kinds: tuple[Kind, ...] = ("weights", "cache", "compute")
     nonempty = [use for use in uses if use.n_bytes]
     return sorted(nonempty, key=lambda use: (kinds.index(use.kind), use.buffer))
+
+
+_LIMITS = (
+    "/sys/fs/cgroup/memory.max",  # version 2
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",  # version 1
+)
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory and swap, or the container's memory limit if that is less; None if the
+    system does not report it.
+
+    A container sees its limit at the root of the cgroup file system:
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
+    """
+    try:
+        installed = _total(Path("/proc/meminfo").read_text())
+    except OSError:  # not Linux
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return None
+    limits = [installed]
+    for name in _LIMITS:
+        with suppress(OSError, ValueError):  # no such group, or "max": no limit
+            limits.append(int(Path(name).read_text()) or installed)
+    return min(limits)
+
+
+def _total(meminfo: str) -> int:
+    """Bytes of memory and swap in Linux's /proc/meminfo."""
+    lines = dict(line.split(":", 1) for line in meminfo.splitlines())
+    # always in units of 1024 bytes, although it says kB
+    return sum(int(lines[name].split()[0]) << 10 for name in ("MemTotal", "SwapTotal"))

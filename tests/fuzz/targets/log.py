@@ -50,7 +50,7 @@ from llamacpp_instr.converters.fleet.collect import collect
 from llamacpp_instr.converters.fleet.dataset import TABLES
 from llamacpp_instr.converters.fleet.sources import find_sources
 from llamacpp_instr.log.check import check_log
-from llamacpp_instr.log.graph.copies import without_copies
+from llamacpp_instr.log.graph.kernels import without_copies
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_parts, load_session
 from llamacpp_instr.report.page import render_page
