@@ -33,8 +33,8 @@ import numpy.typing as npt
 from gguf.quants import dequantize
 
 from benchmarks.ratios import median_ratio
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
 from llamacpp_instr.lab.weights.error import WeightError
+from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.llama.native import load
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import gguf
 import numpy as np
 
-from llamacpp_instr.lab.view.tiles import Matrix
+from llamacpp_instr.lab.view.tensors import Matrix
 from tests.kit import ui_kit
 from tests.kit.gguf_files import save
 from tests.kit.native_kit import ROOT

@@ -19,7 +19,7 @@ import pytest
 
 from llamacpp_instr.cli import main
 from llamacpp_instr.llama.build import wheel as build
-from llamacpp_instr.model.find import demo_model as find_demo_model
+from llamacpp_instr.model.file import demo_model as find_demo_model
 from tests.kit import sdist_kit, tiny_models
 from tests.kit.nursery import Nursery, start_nursery
 from tests.kit.patches_kit import World, make_world, need_git

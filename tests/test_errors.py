@@ -12,8 +12,7 @@ from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.llama.build.source_tree import unpack_sdist
 from llamacpp_instr.llama.build.wheel import _compiler_version
-from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.model.find import demo_model
+from llamacpp_instr.model.file import demo_model, load_model_file
 
 
 def map_weights(path: Path) -> None:

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.llama.build.upstream import patches_dir, read_upstream
+from llamacpp_instr.llama.build.source_tree import patches_dir, read_upstream
 
 OURS = "llamacpp-instr"
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llamacpp_instr.llama.build.cache import own_cache
+from llamacpp_instr.llama.build.wheel import own_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 

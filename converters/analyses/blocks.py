@@ -11,8 +11,7 @@ import math
 import numpy as np
 
 from llamacpp_instr.base.terminal import counted, printable
-from llamacpp_instr.lab.weights.blocks import OneBlock
-from llamacpp_instr.lab.weights.layout import LAYOUTS, CodeRange
+from llamacpp_instr.lab.weights.blocks import LAYOUTS, CodeRange, OneBlock
 from llamacpp_instr.lab.weights.statistics import BlockStats, CodeCounts
 from llamacpp_instr.model.file import Weight
 from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of

@@ -16,11 +16,10 @@ from llamacpp_instr.converters.analyses.memory import (
     without,
 )
 from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
-from llamacpp_instr.model.contradictions import find_contradictions
 from llamacpp_instr.model.fallback import Fallback, find_fallbacks, has_mixture
-from llamacpp_instr.model.file import ModelFile
-from llamacpp_instr.model.find import find_obstacles, kind_of
+from llamacpp_instr.model.file import ModelFile, find_obstacles, kind_of
 from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
+from llamacpp_instr.model.hyper_parameters import find_contradictions
 from llamacpp_instr.report.report import Cell, Column, Report, columns_of, shown
 
 MOST_FALLBACKS = 20

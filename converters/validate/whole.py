@@ -17,7 +17,7 @@ from llamacpp_instr.converters.validate.live import Inputs, as_event
 from llamacpp_instr.converters.validate.node import Array, error_of, open_session, typed
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.lab.weights.leafs import LeafWeights
+from llamacpp_instr.lab.weights.measure import LeafWeights
 from llamacpp_instr.log.graph.kernels import without_copies
 from llamacpp_instr.log.schema import Graph
 from llamacpp_instr.model.file import ModelFile

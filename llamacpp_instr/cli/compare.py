@@ -217,7 +217,7 @@ def _given(
 def _with_errors(candidates: Sequence[Candidate], against: ModelFile | None) -> list[Candidate]:
     """The candidates with the errors of their weights, if the model files are available."""
     from llamacpp_instr.base.terminal import progress_bar
-    from llamacpp_instr.lab.weights.compare import compute_weight_errors
+    from llamacpp_instr.lab.weights.measure import compute_weight_errors
 
     against = against or candidates[0].file
     if against is None:

@@ -51,8 +51,7 @@ def import_(source: Path, output: Path, type_: str | None, base: Path | None, fo
     from llamacpp_instr.base.errors import UsageError
     from llamacpp_instr.base.output import check_model_output
     from llamacpp_instr.base.terminal import notice, progress_bar
-    from llamacpp_instr.lab.importer.runner import import_model
-    from llamacpp_instr.lab.importer.source import open_source
+    from llamacpp_instr.lab.importer.source import import_model, open_source
 
     if str(output) == "-":
         raise UsageError("a model is written to a file, not to standard output; name one")

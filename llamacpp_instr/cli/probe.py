@@ -29,7 +29,7 @@ def probe(output: str | None, force: bool) -> None:
     from llamacpp_instr.base.system import how_to_install, missing_modules
     from llamacpp_instr.base.terminal import notice, progress_bar
     from llamacpp_instr.converters.analyses.probe import probe_reports
-    from llamacpp_instr.llama.build.cache import own_cache
+    from llamacpp_instr.llama.build.wheel import own_cache
     from llamacpp_instr.prediction.probe.file import default_path, probe_json
     from llamacpp_instr.prediction.probe.measure import measure, thread_counts
     from llamacpp_instr.report.text import render_text

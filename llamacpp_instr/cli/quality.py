@@ -79,8 +79,8 @@ def quality(
     )
     from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
     from llamacpp_instr.lab.quality.logits import OutputOptions, check_comparison, compare_outputs
-    from llamacpp_instr.lab.weights.compare import compute_weight_errors
     from llamacpp_instr.lab.weights.error import Sums
+    from llamacpp_instr.lab.weights.measure import compute_weight_errors
     from llamacpp_instr.model.file import load_model_file
 
     _check_effect({"text": text, **given}, only)

@@ -124,8 +124,8 @@ def run(
     from llamacpp_instr.base.output import check_not_input, check_output, open_output
     from llamacpp_instr.base.terminal import notice
     from llamacpp_instr.debugger.shards import capturing
-    from llamacpp_instr.lab.importer.cached import imported
-    from llamacpp_instr.llama.sampling import Sampling
+    from llamacpp_instr.lab.importer.source import imported
+    from llamacpp_instr.llama.generate import Sampling
     from llamacpp_instr.recording.session import fresh_log
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions
     from llamacpp_instr.run.session import run as run_model

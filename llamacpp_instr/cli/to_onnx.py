@@ -72,7 +72,7 @@ def to_onnx(
         with_external_weights,
         with_weights_as_inputs,
     )
-    from llamacpp_instr.lab.weights.leafs import LeafWeights
+    from llamacpp_instr.lab.weights.measure import LeafWeights
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs

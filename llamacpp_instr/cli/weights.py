@@ -96,7 +96,7 @@ def _report(
 ) -> None:
     from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
     from llamacpp_instr.converters.analyses.weights import weight_maps, weight_reports
-    from llamacpp_instr.lab.weights.compare import compute_weight_errors
+    from llamacpp_instr.lab.weights.measure import compute_weight_errors
 
     with progress_bar(f"Reading {file.path}") as on_progress:
         stats = list(reader.measure(file.weights, on_progress=on_progress))

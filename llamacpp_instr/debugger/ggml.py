@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from llamacpp_instr.base.errors import NativeError
-from llamacpp_instr.llama.ggml import POINTER, Signatures, declare
+from llamacpp_instr.llama.native import POINTER, Signatures, declare
 
 MAX_SRC = 10
 

@@ -24,7 +24,7 @@ from llamacpp_instr.debugger.ggml import MAX_SRC, Tensor, ggml, tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node
 from llamacpp_instr.debugger.residual import Residual
 from llamacpp_instr.debugger.tensors import Array
-from llamacpp_instr.llama.ggml import POINTER, InitParams, Signatures, declare
+from llamacpp_instr.llama.native import POINTER, InitParams, Signatures, declare
 from llamacpp_instr.llama.threads import default_threads
 from llamacpp_instr.model.types import TYPES
 

@@ -21,18 +21,19 @@ from llamacpp_instr.diverge.error import Array, TensorError
 from llamacpp_instr.diverge.exchange import Mixer
 from llamacpp_instr.diverge.follow import Comparison
 from llamacpp_instr.diverge.shares import Shares, measure_shares
-from llamacpp_instr.lab.quality.chunks import WRITTEN_AT_ONCE, WritingContext, write_chunks
 from llamacpp_instr.lab.quality.logits import (
     DEFAULT_SEED,
+    WRITTEN_AT_ONCE,
     OutputOptions,
+    WritingContext,
     check_contexts,
     open_model,
+    write_chunks,
 )
 from llamacpp_instr.llama.crashes import last_words
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
-from llamacpp_instr.llama.interrupt import Interrupt
-from llamacpp_instr.llama.log import captured
-from llamacpp_instr.llama.prompts import tokenize
+from llamacpp_instr.llama.generate import tokenize
+from llamacpp_instr.llama.log import Interrupt, captured
 from llamacpp_instr.model.file import ModelFile
 
 DEFAULT_TOKENS = 512

@@ -1,23 +1,31 @@
-"""Prints one line when llama.cpp ends the process: the file, and what went wrong.
+"""What happens when llama.cpp ends the process: on a failed assertion of ggml, an uncaught C++
+exception, or a crash.
 
-llama.cpp ends the process on a failed assertion of ggml, an uncaught C++ exception, or a crash.
-Python cannot prevent that, but it can register C callbacks that run first. They close no file: a
-log keeps every line that was written and has no end event. Other programs that use llama.cpp,
-recorded or not, end as without this module: with a stack trace on standard error and SIGABRT.
+Python cannot prevent that. `last_words` prints one line first: the file, and what went wrong.
+`call_in_child` calls a function in a child process instead.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import pickle
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
 
 from llamacpp_instr.base import terminal
+from llamacpp_instr.base.child import no_core_dump
+from llamacpp_instr.base.errors import InstrError, error_named
+from llamacpp_instr.base.system import python
 from llamacpp_instr.llama import native
 
 _ON_ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
@@ -33,12 +41,18 @@ _SECONDS = 5
 """time limit for the message: a crash inside malloc may leave a lock that it waits for"""
 
 
+Result = TypeVar("Result")
+_RETURNED, _FAILED, _NO_MEMORY = b"r", b"f", b"m"
+
+
 @contextmanager
 def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
     """Inside, if llama.cpp ends the process, it prints one line to standard error first.
 
     `about` is called then, in the thread that failed, and returns the beginning of the line and
-    the exit status.
+    the exit status. The C callbacks close no file: a log keeps every line that was written and has
+    no end event. Other programs that use llama.cpp, recorded or not, end with a stack trace on
+    standard error and SIGABRT.
     """
     lib = native.import_llama_cpp().llama_cpp._lib
     first = threading.Lock()
@@ -122,3 +136,97 @@ def last_line(message: bytes) -> str:
     words = next((line for line in reversed(lines) if line), "").removeprefix("what():").strip()
     # /path/of/the/build/llama-model.cpp:12: GGML_ASSERT(…) failed
     return re.sub(r"^\S*?([^/\s]+:\d+: )", r"\1", words)
+
+
+class ChildEnded(Exception):
+    """The child ended before the function returned; the text is the reason."""
+
+    def __init__(self, reason: str, number: int = 0) -> None:
+        super().__init__(reason)
+        self.number = number
+        """the signal that ended it, or 0"""
+
+
+def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: object) -> Result:
+    """What `function` returns or raises for these arguments, called in a child that may take
+    `max_bytes` of memory beyond what it needs to start.
+
+    llama.cpp trusts much of a model file, so the answer is not trusted: it is decoded as what
+    `function` is declared to return. Raises `ChildEnded` if the process ends, runs out of memory,
+    or answers something else. Ctrl-C ends the child even inside a C call that never returns, and a
+    caller that is killed does not leave it behind.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
+    done = subprocess.run(
+        python(f"from {__name__} import answer; answer()"),
+        input=pickle.dumps((os.getpid(), max_bytes, function, arguments)),
+        # otherwise ggml starts a debugger to print the stack, which takes seconds
+        env={**environment, "GGML_NO_BACKTRACE": "1"},
+        capture_output=True,
+        check=False,
+    )
+    # of a failed assertion of ggml, or the message of a C++ exception
+    words = last_line(done.stderr)
+    if done.returncode < 0:
+        words = words or signal.Signals(-done.returncode).name
+        raise ChildEnded(words, -done.returncode)
+    if done.returncode and b"Traceback" in done.stderr:
+        raise RuntimeError(done.stderr.decode(errors="replace"))  # a bug of ours
+    if done.returncode or not done.stdout:
+        raise ChildEnded(f"{words} (exit status {done.returncode})")
+    status, content = done.stdout[:1], done.stdout[1:]
+    if status == _NO_MEMORY:
+        raise ChildEnded(f"it takes more than {max_bytes / 1e9:,.1f} GB of memory")
+    if status != _RETURNED:
+        name, _, text = os.fsdecode(content).partition("\n")
+        raise error_named(name)(text)
+    try:
+        result: Result = msgspec.msgpack.decode(content, type=get_type_hints(function)["return"])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ChildEnded(f"its answer is damaged: {error}") from None
+    return result
+
+
+def answer() -> None:
+    """The child's side: reads a call from standard input, writes its result to standard output."""
+    # C code that prints to standard output prints to standard error instead
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    no_core_dump()
+    parent, max_bytes, function, arguments = pickle.load(sys.stdin.buffer)
+    if sys.platform == "linux":
+        # end this process when its parent ends, however that ends
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:  # it has ended already
+            os._exit(1)
+    try:
+        native.load()  # before the limit: numpy allocates memory for each CPU
+        with limited_memory(max_bytes):
+            answer = _RETURNED + msgspec.msgpack.encode(function(*arguments))
+    except InstrError as error:
+        answer = _FAILED + os.fsencode(f"{type(error).__name__}\n{error}")
+    except MemoryError:
+        answer = _NO_MEMORY
+    answers.write(answer)
+    answers.flush()
+
+
+@contextmanager
+def limited_memory(max_bytes: int) -> Iterator[None]:
+    """Limit the memory that this process may allocate in the block, beyond what it has."""
+    try:
+        import resource
+    except ImportError:  # not on this operating system
+        yield
+        return
+    try:
+        in_use = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except OSError:  # not Linux
+        in_use = 0
+    now, most = resource.getrlimit(resource.RLIMIT_DATA)
+    if now == resource.RLIM_INFINITY or now > in_use + max_bytes:
+        resource.setrlimit(resource.RLIMIT_DATA, (in_use + max_bytes, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (now, most))

@@ -76,7 +76,7 @@ class LoadedModel:
     """A loaded model and its vocabulary."""
 
     def __init__(self, path: Path, log: LlamaLog, mmap: bool = True, **settings: object) -> None:
-        """Load `path`, a file that passed `find.checked_headers`. `settings` are fields of
+        """Load `path`, a file that `load_model_file` accepted. `settings` are fields of
         `llama_model_params`."""
         header = read_header(path)
         check_hyper_parameters(path, header)
@@ -89,13 +89,24 @@ class LoadedModel:
             params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
         for name, value in settings.items():
             setattr(params, name, value)
-        go_on = self.api.llama_progress_callback(lambda _share, _data: not log.interrupt.requested)
+        go_on = self.api.llama_progress_callback(lambda *_: not log.interrupt.requested)
         params.progress_callback = go_on
         with log.trying(lambda why: UsageError(f"{path}: llama.cpp cannot load it: {why}")):
             self.handle: int | None = self.api.llama_model_load_from_file(os.fsencode(path), params)
             if not self.handle:
                 raise LlamaFailed
         self.vocab = self.api.llama_model_get_vocab(self.handle)
+        api, handle, vocab = self.api, self.handle, self.vocab
+        self.has_tokenizer = bool(api.llama_vocab_type(vocab) != api.LLAMA_VOCAB_TYPE_NONE)
+        """whether text can be turned into tokens"""
+        self.has_encoder = bool(api.llama_model_has_encoder(handle))
+        """whether `llama_encode` is called before, or instead of, `llama_decode`"""
+        self.has_decoder = bool(api.llama_model_has_decoder(handle))
+        self.is_diffusion = bool(api.llama_model_is_diffusion(handle))
+        self.n_vocab = int(api.llama_vocab_n_tokens(vocab))
+        self.n_ctx_train = int(api.llama_model_n_ctx_train(handle))
+        self.adds_bos = bool(api.llama_vocab_get_add_bos(vocab))
+        """whether `tokenize` adds the beginning-of-sequence token"""
         self.n_positions = next((t.ne[1] for t in header.tensors if t.name == _POSITIONS), None)
         """rows of the learned position embedding, or None; ggml aborts on positions beyond them"""
 
@@ -106,32 +117,6 @@ class LoadedModel:
         if self.handle:
             self.api.llama_model_free(self.handle)
             self.handle = None
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether text can be turned into tokens."""
-        return bool(self.api.llama_vocab_type(self.vocab) != self.api.LLAMA_VOCAB_TYPE_NONE)
-
-    @property
-    def has_encoder(self) -> bool:
-        """Whether `llama_encode` is called before, or instead of, `llama_decode`."""
-        return bool(self.api.llama_model_has_encoder(self.handle))
-
-    @property
-    def has_decoder(self) -> bool:
-        return bool(self.api.llama_model_has_decoder(self.handle))
-
-    @property
-    def is_diffusion(self) -> bool:
-        return bool(self.api.llama_model_is_diffusion(self.handle))
-
-    @property
-    def n_vocab(self) -> int:
-        return int(self.api.llama_vocab_n_tokens(self.vocab))
-
-    @property
-    def n_ctx_train(self) -> int:
-        return int(self.api.llama_model_n_ctx_train(self.handle))
 
     @property
     def start_token(self) -> int:
@@ -160,19 +145,6 @@ class LoadedModel:
         text: bytes = self.api.llama_vocab_get_text(self.vocab, token)
         return text.decode(errors="replace")
 
-    @property
-    def bos(self) -> str:
-        return self.token_text(self.api.llama_vocab_bos(self.vocab))
-
-    @property
-    def eos(self) -> str:
-        return self.token_text(self.api.llama_vocab_eos(self.vocab))
-
-    @property
-    def adds_bos(self) -> bool:
-        """Whether `tokenize` adds the beginning-of-sequence token."""
-        return bool(self.api.llama_vocab_get_add_bos(self.vocab))
-
     def tokenize(self, text: str, parse_special: bool = True) -> list[int]:
         """The tokens of a text, with the special tokens that the model expects around it. With
         `parse_special`, names of special tokens in the text become these tokens."""
@@ -181,21 +153,19 @@ class LoadedModel:
         data = text.encode()
         special = True, parse_special
         needed = self.api.llama_tokenize(self.vocab, data, len(data), None, 0, *special)
-        count = -needed if needed < 0 else needed
-        tokens = (ctypes.c_int32 * count)()
-        got = self.api.llama_tokenize(self.vocab, data, len(data), tokens, count, *special)
+        tokens = (ctypes.c_int32 * abs(needed))()
+        got = self.api.llama_tokenize(self.vocab, data, len(data), tokens, abs(needed), *special)
         if got < 0:
             raise InstrError(f"{self.path}: llama.cpp could not tokenize the prompt")
         return list(tokens[:got])
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; the bytes of a character may be spread over several tokens."""
-        buffer = ctypes.create_string_buffer(64)
-        size = self.api.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
-        if size < 0:
+        size = -64
+        while size < 0:
             buffer = ctypes.create_string_buffer(-size)
             size = self.api.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
-        return buffer.raw[: max(size, 0)]
+        return buffer.raw[:size]
 
     def is_end(self, token: int) -> bool:
         """Whether the token ends the generation."""

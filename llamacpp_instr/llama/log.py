@@ -1,20 +1,115 @@
-"""Keeps llama.cpp's own log off the terminal, except for its warnings and errors.
+"""What comes out of calls of llama.cpp besides their results: its own log, and Ctrl-C.
 
-Warnings and errors are held back until the work begins, and during calls that may fail, so that
-wrong input gives one line. The previous log callback is restored at the end.
+The log stays off the terminal, except for warnings and errors. These are held back until the work
+begins, and during calls that may fail, so that wrong input gives one line.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from llamacpp_instr.base.terminal import notice
-from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.native import import_llama_cpp
 
 # GGML_LOG_LEVEL_* of ggml.h
 _WARN, _ERROR, _CONT = 3, 4, 5
+
+
+class Interrupt:
+    """Whether the user pressed Ctrl-C. It stops a long compute between two ops, and is never lost.
+
+    Python runs its signal handlers only after a C call returns, and a prefill may take minutes.
+    During the call only C code can read the flag. So the flag is a C string, and the abort callback
+    (`bool (*)(void *)`) is `strlen`, which returns a nonzero value when the string is no longer
+    empty. Conversely, a handler may run inside a callback from C, where an exception would be
+    swallowed. So during a call `KeyboardInterrupt` waits for its end.
+    """
+
+    def __init__(self) -> None:
+        self._flag = ctypes.create_string_buffer(2)
+        self._deferred = False
+
+    @property
+    def requested(self) -> bool:
+        return bool(self._flag.value)
+
+    def request(self) -> None:
+        """What Ctrl-C does, from another thread."""
+        self._flag.value = b"1"
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Around a C call: `KeyboardInterrupt` is raised at its end, even if the call failed."""
+        self._deferred = True
+        try:
+            yield
+        finally:
+            self._deferred = False
+            if self.requested:
+                raise KeyboardInterrupt
+
+    def abort_callback(self) -> tuple[int, int]:
+        """Addresses of ggml's abort callback and its argument, valid while this object lives."""
+        if os.name == "nt":
+            return 0, 0
+        strlen = ctypes.cast(ctypes.CDLL(None).strlen, ctypes.c_void_p).value
+        return strlen or 0, ctypes.addressof(self._flag)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, this object handles SIGINT. Does nothing outside the main thread, which alone
+        receives signals."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        # the pipe reports a signal immediately, the handler only when Python code runs again
+        receiver, sender = os.pipe()
+        os.set_blocking(sender, False)
+        fd_before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+        handler_before = signal.signal(signal.SIGINT, self._handle)
+        watcher = threading.Thread(target=self._watch, args=(receiver,), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler_before)
+            signal.set_wakeup_fd(fd_before)
+            os.close(sender)
+            watcher.join()
+            os.close(receiver)
+
+    def _watch(self, receiver: int) -> None:
+        while number := os.read(receiver, 1):
+            if number[0] == signal.SIGINT:
+                self.request()
+
+    def _handle(self, _number: int, _frame: Any) -> None:
+        self.request()
+        if not self._deferred:
+            raise KeyboardInterrupt
+
+
+class LogLines:
+    """Puts the pieces of llama.cpp's log together."""
+
+    def __init__(self) -> None:
+        self._level = 0
+        self.begun = ""
+        """the beginning of a line"""
+
+    def completed(self, level: int, text: str) -> list[tuple[int, str]]:
+        """The lines with a text that a piece completes, and their levels; a piece of the level
+        "continued" belongs to the line before."""
+        if level != _CONT:
+            self._level = level
+        *lines, self.begun = (self.begun + text).split("\n")
+        return [(self._level, line) for line in lines if line.strip()]
 
 
 class LlamaLog:
@@ -26,18 +121,13 @@ class LlamaLog:
         self._holding = True
         self.released = False
         """whether the input is known to be valid and the work has begun"""
-        self._level = 0
-        self._line = ""
+        self._lines = LogLines()
 
     def receive(self, level: int, text: str) -> None:
-        """A piece of llama.cpp's log; one of the level "continued" belongs to the line before."""
-        if level != _CONT:
-            self._level = level
-        self._line += text
-        *lines, self._line = self._line.split("\n")
-        for line in lines:
-            if self._level in (_WARN, _ERROR) and line.strip():
-                self._pending.append((self._level, line.strip()))
+        """A piece of llama.cpp's log."""
+        for at, line in self._lines.completed(level, text):
+            if at in (_WARN, _ERROR):
+                self._pending.append((at, line.strip()))
         if not self._holding:
             self._show_pending()
 
@@ -86,14 +176,12 @@ class LlamaFailed(Exception):
 def captured(interrupt: Interrupt | None = None) -> Iterator[LlamaLog]:
     """Capture llama.cpp's log: warnings and errors go to standard error, the rest is discarded.
     Without an `interrupt` it watches for Ctrl-C itself."""
-    from llamacpp_instr.llama import native
-
     if interrupt is None:
         interrupt = Interrupt()
         with interrupt.watching(), captured(interrupt) as log:
             yield log
         return
-    llama_cpp = native.import_llama_cpp().llama_cpp
+    llama_cpp = import_llama_cpp().llama_cpp
     log = LlamaLog(interrupt)
 
     @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-"""Finds the patched library behind `import llama_cpp` and binds its recorder.
+"""Finds the patched library behind `import llama_cpp` and binds its recorder, and calls of ggml.
 
 Only `load()` returns the binding, after it has checked the library's ABI version. So every function
 of a `Native` may be called.
@@ -30,9 +30,23 @@ ACTIVE, WRITE_FAILED, NAN_SEEN = 1, 2, 4
 BEGIN, END, INSTANT = 0, 1, 2
 """phases of `Native.mark`"""
 
-
+POINTER = ctypes.c_void_p
 Signatures = dict[str, tuple[Any, list[Any]]]
 """by function: the type that it returns, and those of its arguments"""
+
+_TEXT, _I32, _U32, _I64 = ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64
+_RECORDER: Signatures = {
+    "llama_instr_info": (_TEXT, []),
+    "llama_instr_begin": (_I32, [_TEXT, _TEXT, _TEXT, _TEXT, _I32]),
+    "llama_instr_end": (_I32, []),
+    "llama_instr_error": (_TEXT, []),
+    "llama_instr_status": (_I32, []),
+    "llama_instr_dropped": (_I64, []),
+    "llama_instr_mark": (_I64, [_I32, _I64, _TEXT, _I32]),
+    "llama_instr_note": (_I32, [_TEXT, _TEXT]),
+    "llama_instr_memory": (_I32, [POINTER, _TEXT, _I32]),
+    "llama_instr_reserve_graph": (_I32, [POINTER, _U32, _U32, _U32]),
+}
 
 
 @dataclass(frozen=True)
@@ -113,8 +127,7 @@ def load() -> Native:
             f"the patched library has ABI {abi}, this package needs ABI {ABI} ({path}); "
             "run `instr build`"
         )
-    _bind(lib)
-    return Native(lib, path)
+    return Native(declare(_RECORDER, lib), path)
 
 
 def import_llama_cpp() -> ModuleType:
@@ -131,29 +144,25 @@ def import_llama_cpp() -> ModuleType:
         ) from error
 
 
-def _bind(lib: ctypes.CDLL) -> None:
-    text, i32, i64 = ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64
-    u32 = ctypes.c_uint32
-    signatures: Signatures = {
-        "info": (text, []),
-        "begin": (i32, [text, text, text, text, i32]),
-        "end": (i32, []),
-        "error": (text, []),
-        "status": (i32, []),
-        "dropped": (i64, []),
-        "mark": (i64, [i32, i64, text, i32]),
-        "note": (i32, [text, text]),
-        "memory": (i32, [ctypes.c_void_p, text, i32]),
-        "reserve_graph": (i32, [ctypes.c_void_p, u32, u32, u32]),
-    }
-    declare({f"llama_instr_{name}": of for name, of in signatures.items()}, lib)
+class InitParams(ctypes.Structure):
+    """`struct ggml_init_params`: ggml/include/ggml.h."""
+
+    _fields_ = (
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    )
 
 
-def declare(signatures: Signatures, lib: Any) -> None:
-    """Give these functions of the library their types. Raises NativeError if it lacks one."""
+def declare(signatures: Signatures, lib: Any = None) -> Any:
+    """The library, by default the loaded one, with the types of these functions. Raises NativeError
+    without the patched library, or if it lacks one of them."""
+    if lib is None:
+        lib = load().lib
     for name, (result, arguments) in signatures.items():
         try:
             function = getattr(lib, name)
         except AttributeError:
             raise NativeError(f"the installed library has no {name}; run `instr build`") from None
         function.restype, function.argtypes = result, arguments
+    return lib

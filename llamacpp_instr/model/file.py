@@ -1,22 +1,38 @@
-"""A GGUF model as a file: its weights with their sizes and offsets, and its metadata.
+"""A GGUF model as a file: finds the one that a user names, with its weights, their sizes and
+offsets, and its metadata.
 
-Invariant: everything comes from the headers, after `find` has checked that the data of every weight
-is inside its file.
+Invariant: everything comes from the headers. A file that is loaded is a regular GGUF file with all
+its parts, and the data of its tensors is inside of it and does not overlap.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.model.find import checked_headers, read_headers
-from llamacpp_instr.model.header import ArrayInfo, Header, Scalar
-from llamacpp_instr.model.types import FILE_TYPES, GgmlType, type_of
+from llamacpp_instr.base.output import file_mode
+from llamacpp_instr.model.header import (
+    ARRAY,
+    ArrayInfo,
+    Header,
+    Scalar,
+    quoted,
+    read_header,
+)
+from llamacpp_instr.model.types import FILE_TYPES, TYPES, GgmlType, type_of
+
+DEMO = "demo"
+"""the name of the demo model"""
+
+_MAX_PARTS = 0xFFFF  # split.count has 16 bits
+_SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
+
 
 _LAYER = re.compile(r"\b(?:blk|posnet|convnext)\.(\d+)\.")
 # llama.cpp adds this to a file type that it guessed (LLAMA_FTYPE_GUESSED)
@@ -136,22 +152,149 @@ class ModelFile:
 def load_model_file(name: str | Path) -> ModelFile:
     """The model with this `name`: a path or `demo`; of a split model, the path of its first part.
 
-    Raises `UsageError` for any error in a header. Accepts files with only a vocabulary, which have
-    no weights.
+    Raises `UsageError` for any error in a header, and for files that llama.cpp would refuse, except
+    those with only a vocabulary, which have no weights.
     """
-    return _model_of(*checked_headers(str(name)))
+    model = load_any_file(name)
+    for part, header in model.headers.items():
+        if (kind := kind_of(header)) != "model":
+            raise UsageError(
+                f"{part} is not a complete model: its general.type is {quoted(kind)}; "
+                "`instr inspect` shows what is in it"
+            )
+        for obstacle in find_obstacles(header):
+            raise UsageError(f"{part}: {obstacle}")
+    return model
 
 
 def load_any_file(name: str | Path) -> ModelFile:
     """Like `load_model_file`, but for every GGUF file that is not damaged, also if llama.cpp cannot
     load it as a model: an adapter, a projector, a file with unknown types. Those have no size."""
-    return _model_of(*read_headers(str(name)))
+    if not str(name):
+        raise UsageError("no model is named: the path is empty")
+    path = demo_model() if str(name) == DEMO else Path(name)
+    _check_file(path)
+    header = read_header(path)
+    first, rest = _parts(path, header)
+    if path != first:
+        raise UsageError(f"{path} is a part of a split model; give the first part, {first}")
+    model = ModelFile(path, {path: header} | {part: read_header(part) for part in rest}, [])
+    owner: dict[str, Path] = {}
+    for number, (part, header) in enumerate(model.headers.items()):
+        if rest and header.metadata.get("split.no") != number:
+            raise UsageError(
+                f"{part} is not part {number + 1} of this model: its split.no is "
+                f"{quoted(header.metadata.get('split.no'))}; fetch it again"
+            )
+        weights = [
+            Weight(info.name, type_of(info.type), info.ne, part, header.data_start + info.offset)
+            for info in header.tensors
+        ]
+        _check_places(weights, header.file_size)
+        for weight in weights:
+            if owner.setdefault(weight.name, part) != part:
+                raise UsageError(
+                    f"{part} is damaged: tensor {weight.name!r} is in {owner[weight.name].name} "
+                    "too; fetch both again"
+                )
+        model.weights.extend(weights)
+    return model
 
 
-def _model_of(path: Path, headers: dict[Path, Header]) -> ModelFile:
-    weights = [
-        Weight(info.name, type_of(info.type), info.ne, part, header.data_start + info.offset)
-        for part, header in headers.items()
-        for info in header.tensors
+def kind_of(header: Header) -> Scalar:
+    """A `model`, or for example an `adapter` or a projector (`mmproj`)."""
+    return header.metadata.get("general.type", "model")
+
+
+def demo_model() -> Path:
+    """The GGUF file of the demo model that ships with this package."""
+    path = Path(str(resources.files("llamacpp_instr") / "data" / "demo.gguf"))
+    if not path.is_file():
+        raise UsageError(
+            f"the demo model is missing from this installation ({path}); install the package again"
+        )
+    return path
+
+
+def _check_file(path: Path) -> None:
+    if file_mode(path) is None:
+        raise UsageError(f"{path} does not exist; give a GGUF file, or `{DEMO}` for the demo model")
+    if path.is_dir():
+        raise UsageError(f"{path} is a directory; give the GGUF file in it")
+    if not path.is_file():
+        raise UsageError(f"{path} is not a regular file; llama.cpp loads models from files only")
+
+
+def find_obstacles(header: Header) -> Iterator[str]:
+    """Why llama.cpp cannot load a file, although it is not damaged."""
+    if "general.architecture" not in header.metadata and "split.no" not in header.metadata:
+        yield "it does not say its architecture (no general.architecture)"
+    for key, array in header.arrays.items():
+        if array.type == ARRAY:
+            yield f"{quoted(key)} is an array of arrays, which llama.cpp does not read"
+    unknown = [tensor for tensor in header.tensors if tensor.type not in TYPES]
+    if unknown:
+        yield (
+            f"tensor {unknown[0].name!r} has the storage type {unknown[0].type}, which this "
+            "llama.cpp does not know or no longer has; convert the model for it"
+        )
+        return
+    expected = 0
+    for tensor in header.tensors:
+        if tensor.offset != expected:
+            yield (
+                f"tensor {tensor.name!r} begins {tensor.offset:,} bytes into the data, where "
+                f"llama.cpp expects {expected:,}; it loads no file with gaps between tensors or "
+                "with their data in another order: convert the model again"
+            )
+            return
+        type_ = TYPES[tensor.type]
+        end = expected + math.prod(tensor.ne) // type_.block * type_.block_bytes
+        expected = -(-end // header.alignment) * header.alignment
+
+
+def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
+    """The first part and the others, which must exist; named as in `llama_split_path`."""
+    count = header.metadata.get("split.count", 0)
+    if not isinstance(count, int) or not 0 <= count <= _MAX_PARTS:
+        raise UsageError(f"{path} is damaged: its split.count is {quoted(count)}; fetch it again")
+    if count < 2:
+        return path, []
+    match = _SPLIT_NAME.match(path.name)
+    if not match or int(match["count"]) != count:
+        raise UsageError(
+            f"{path} is part of a model split into {count} files, which llama.cpp finds by their "
+            f"names only; name it NAME-00001-of-{count:05d}.gguf"
+        )
+    parts = [
+        path.with_name(f"{match['stem']}-{i + 1:05d}-of-{count:05d}.gguf") for i in range(count)
     ]
-    return ModelFile(path, headers, weights)
+    missing = [part for part in parts if not part.is_file()]
+    if missing:
+        raise UsageError(
+            f"{path}: {len(missing)} of the model's {count} parts missing, first {missing[0].name}"
+        )
+    return parts[0], parts[1:]
+
+
+def _check_places(weights: list[Weight], file_size: int) -> None:
+    """Check that every tensor of a file has whole blocks, and its own bytes in it."""
+    end_before, before = 0, ""
+    for weight in sorted(weights, key=lambda weight: weight.offset):
+        what = f"{weight.path} is damaged: tensor {weight.name!r}"
+        row = weight.ne[0] if weight.ne else 1
+        if row % weight.type.block:
+            raise UsageError(
+                f"{what} has rows of {row} elements, which are not divisible into blocks of "
+                f"{weight.type.block} ({weight.type}); fetch it again"
+            )
+        end = weight.offset + weight.n_bytes
+        if end > file_size:
+            raise UsageError(
+                f"{weight.path} is truncated: the data of tensor {weight.name!r} ends at byte "
+                f"{end:,}, the file has {file_size:,}; fetch it again"
+            )
+        if weight.offset < end_before:
+            raise UsageError(f"{what} overlaps {before!r}; fetch it again")
+        if end > weight.offset:
+            end_before, before = end, weight.name

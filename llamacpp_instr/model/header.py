@@ -13,8 +13,9 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NoReturn, cast
+from typing import NoReturn
 
 from llamacpp_instr.base.errors import UsageError
 
@@ -99,10 +100,9 @@ class Header:
 def read_header(path: Path) -> Header:
     """The header of the GGUF file at `path`. Raises `UsageError` if it is another file, or
     truncated."""
-    with _opened(path) as file:
-        size = os.fstat(file.fileno()).st_size
+    with _opened(path, _WINDOW) as file:
         _check_start(path, file.read(64))
-        return _Reader(path, file, size).header()
+        return _Reader(path, file).header()
 
 
 def read_array(path: Path, array: ArrayInfo, limit: int) -> list[Scalar]:
@@ -114,19 +114,16 @@ def read_items(path: Path, array: ArrayInfo, numbers: Iterable[int]) -> dict[int
     """Items of an array from `read_header`, by number; numbers beyond its end are left out. Reads
     the array once."""
     wanted = sorted({number for number in numbers if 0 <= number < array.count})
-    with _opened(path) as file:
-        # a header with many arrays must not make us read the same bytes for each
-        window = min(_WINDOW, 4096 + 64 * len(wanted))
-        reader = _Reader(path, file, os.fstat(file.fileno()).st_size, window)
-        return dict(zip(wanted, reader.items(array, wanted), strict=True))
+    # a header with many arrays must not make us read the same bytes for each
+    with _opened(path, min(_WINDOW, 4096 + 64 * len(wanted))) as file:
+        return dict(zip(wanted, _Reader(path, file).items(array, wanted), strict=True))
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path, window: int) -> Iterator[BufferedReader]:
     try:
-        # the reader has its own buffer
         with path.open("rb", buffering=0) as file:
-            yield cast(BinaryIO, file)
+            yield BufferedReader(file, window)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -145,22 +142,21 @@ def _check_start(path: Path, start: bytes) -> None:
         raise UsageError(
             f"{path} is truncated: it ends inside the header, after {len(start)} bytes"
         )
-    version = int.from_bytes(start[4:8], "little")
+    version, what = int.from_bytes(start[4:8], "little"), f"{path} has GGUF version"
     if version & 0xFFFF == 0:
         raise UsageError(
             f"{path} is big-endian (GGUF version bytes {start[4:8].hex(' ')}); "
             "llama.cpp cannot load it on this machine: convert it with gguf-py's "
             "gguf_convert_endian"
         )
-    if version > GGUF_VERSIONS[-1]:
+    oldest, newest = GGUF_VERSIONS
+    if version > newest:
         raise UsageError(
-            f"{path} has GGUF version {version}; this llama.cpp reads up to {GGUF_VERSIONS[-1]}: "
-            "it is newer than this program"
+            f"{what} {version}; this llama.cpp reads up to {newest}: it is newer than this program"
         )
-    if version not in GGUF_VERSIONS:
+    if version < oldest:
         raise UsageError(
-            f"{path} has GGUF version {version}; this llama.cpp reads {GGUF_VERSIONS[0]} and "
-            f"{GGUF_VERSIONS[-1]}: convert the model again"
+            f"{what} {version}; this llama.cpp reads {oldest} and {newest}: convert the model again"
         )
 
 
@@ -173,18 +169,15 @@ def quoted(value: Scalar | None) -> str:
 class _Reader:
     """Parses the header; every read is first checked against the end of the file.
 
-    It reads the file through a window, so memory depends neither on the file's size nor on the
-    skipped bytes. If the file is truncated meanwhile, it raises an error; a map would crash.
+    The file is buffered, so memory depends neither on its size nor on the skipped bytes. If it is
+    truncated meanwhile, reading raises an error; a map would crash.
     """
 
-    def __init__(self, path: Path, file: BinaryIO, size: int, window_bytes: int = _WINDOW) -> None:
+    def __init__(self, path: Path, file: BufferedReader) -> None:
         self.path = path
-        self.window_bytes = window_bytes
         self.file = file
-        self.size = size
-        self.at = 4
-        self.window = b""
-        self.window_start = 0
+        self.size = os.fstat(file.fileno()).st_size
+        self.go_to(4)
         self.text = 0
         self.nested = 0  # arrays in arrays
         self.arrays: dict[str, ArrayInfo] = {}
@@ -286,7 +279,7 @@ class _Reader:
         """The items with these numbers, which must be ascending and inside the array. Of an array
         in it, its length is an item."""
         what = "an array"
-        self.at = array.start
+        self.go_to(array.start)
         passed = 0
         if array.type in (_STRING, ARRAY):
             for number in numbers:
@@ -300,22 +293,23 @@ class _Reader:
             return
         code = _SCALARS[array.type]
         for number in numbers:
-            self.at = array.start + number * code.size
+            self.go_to(array.start + number * code.size)
             yield self.scalar(code, what)
 
     def skip_strings(self, count: int, what: str) -> None:
-        # a vocabulary has hundreds of thousands of items, so this loop does only arithmetic
+        # a vocabulary has hundreds of thousands of items, so the inner loop does only arithmetic
         length_at, left = _U64.unpack_from, count
         while left:
-            self.look(8, what)
-            window, at = self.window, self.at - self.window_start
+            window, at = self.file.peek(8), 0
+            if len(window) < 8:
+                self.skip(_U64.unpack(self.take(8, what))[0], what)
+                left -= 1
+                continue
             end = len(window) - 8
             while left and at <= end:
                 at += 8 + length_at(window, at)[0]
                 left -= 1
-            self.at = self.window_start + at
-            if self.at > self.size:
-                self.truncated(what)
+            self.skip(at, what)
 
     def string(self, what: str) -> str:
         (length,) = _U64.unpack(self.take(8, what))
@@ -331,27 +325,20 @@ class _Reader:
         return value
 
     def take(self, n_bytes: int, what: str) -> bytes:
-        self.look(n_bytes, what)
-        start = self.at - self.window_start
+        data = self.file.read(n_bytes) if n_bytes <= self.size - self.at else b""
+        if len(data) < n_bytes:
+            self.truncated(what)
         self.at += n_bytes
-        return self.window[start : start + n_bytes]
+        return data
 
     def skip(self, n_bytes: int, what: str) -> None:
         if n_bytes > self.size - self.at:
             self.truncated(what)
-        self.at += n_bytes
+        self.go_to(self.at + n_bytes)
 
-    def look(self, n_bytes: int, what: str) -> None:
-        """Load the next bytes into the window."""
-        start = self.at - self.window_start
-        if start >= 0 and start + n_bytes <= len(self.window):
-            return
-        if n_bytes > self.size - self.at:
-            self.truncated(what)
-        self.file.seek(self.at)
-        self.window, self.window_start = self.file.read(max(n_bytes, self.window_bytes)), self.at
-        if len(self.window) < n_bytes:
-            self.truncated(what)
+    def go_to(self, at: int) -> None:
+        self.at = at
+        self.file.seek(at)
 
     def truncated(self, what: str) -> NoReturn:
         raise UsageError(

@@ -1,15 +1,14 @@
-"""Refuses hyper-parameters that make llama.cpp abort or take unlimited memory or time.
-
-The rules are the assertions of `llama_model_base::load_hparams` (src/llama-model.cpp), which apply
-to every architecture, and the bounds of `MOST`. Architectures have further assertions. For these,
-`memory.plan` loads the model in a separate process.
+"""Hyper-parameters that make llama.cpp abort or take unlimited memory or time, and those that
+contradict the tensors of their file.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.header import Header, read_array
 
 MAX_LAYERS = 512
@@ -41,7 +40,9 @@ _DENSE_WITH_ONE = ("hunyuan_vl", "hunyuan-dense")
 
 def check_hyper_parameters(path: Path, header: Header) -> None:
     """Raise `UsageError`, with key and value, for values in the first part of a model that violate
-    an assertion of llama.cpp. llama.cpp itself reports missing keys."""
+    an assertion of `llama_model_base::load_hparams` (src/llama-model.cpp), which apply to every
+    architecture, or a bound of `MOST`. llama.cpp itself reports missing keys. Architectures have
+    further assertions: for these, `memory.plan` loads the model in a separate process."""
     arch = str(header.metadata.get("general.architecture", ""))
 
     def number(key: str) -> int:
@@ -103,3 +104,41 @@ def _experts_used(path: Path, header: Header, arch: str) -> int:
         return max((value for value in each if isinstance(value, int)), default=0)
     value = header.metadata.get(key, 0)
     return value if isinstance(value, int) else 0
+
+
+def find_contradictions(model: ModelFile) -> list[str]:
+    """A sentence, with both values, for each thing that a header says against the tensors of its
+    file, or against itself. Silent where a key is missing, and where an architecture may give it
+    another meaning: the random models of all architectures have no contradiction."""
+
+    def number(key: str) -> int:
+        value = model.hyper_parameter(key)
+        return value if isinstance(value, int) else 0
+
+    def length(tensor: str, dimension: int) -> int:
+        weight = model.by_name.get(f"{tensor}.weight")
+        return weight.ne[dimension] if weight and len(weight.ne) > dimension else 0
+
+    layers = [int(of[1]) for name in model.by_name if (of := re.match(r"blk\.(\d+)\.", name))]
+    vocabulary = model.arrays.get("tokenizer.ggml.tokens")
+    tokens = vocabulary.count if vocabulary else 0
+    width, heads = number("embedding_length"), number("attention.head_count")
+    groups = number("attention.head_count_kv")
+    head = number("attention.key_length") or (width // heads if heads else 0)
+    alike = head and not number("attention.key_length_swa")  # the heads of all layers
+    keys = length("blk.0.attn_k", 1) / head if alike else 0
+    claims = [
+        ("block_count", number("block_count"), "layers", max(layers, default=-1) + 1),
+        ("embedding_length", width, "columns in token_embd", length("token_embd", 0)),
+        ("vocab_size", number("vocab_size"), "tokens", tokens),
+        ("the number of tokens", tokens, "embeddings in token_embd", length("token_embd", 1)),
+        ("attention.head_count_kv", groups, "heads in blk.0.attn_k", keys),
+    ]
+    found = [
+        f"{one} is {a:,}, but the file has {b:,g} {many}"
+        for one, a, many, b in claims
+        if a and b and a != b
+    ]
+    if heads and groups and heads % groups:
+        found.append(f"attention.head_count_kv is {groups:,} and does not divide {heads:,} heads")
+    return found

@@ -20,6 +20,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.output import file_mode
 from llamacpp_instr.model.header import Header, TensorInfo, read_array, read_header
 
+_ENDS = (".in_sum2", ".counts")
 _F32 = 0
 _TEXT_BYTES = 127  # llama-quantize truncates texts to this
 
@@ -74,12 +75,11 @@ def _load_gguf(path: Path) -> ImportanceMatrix:
     if missing:
         raise UsageError(f"{path} is not an importance matrix: it has no {missing[0]}")
     infos = {tensor.name: tensor for tensor in header.tensors}
-    if 4 * sum(math.prod(tensor.ne) for tensor in infos.values()) > header.file_size:
+    if 4 * sum(math.prod(tensor.ne) for tensor in header.tensors) > header.file_size:
         raise UsageError(f"{path} is truncated or damaged: it has more values than bytes for them")
     entries = {}
     for name in sorted({n.removesuffix(end) for n in infos for end in _ENDS if n.endswith(end)}):
-        parts = [infos.get(name + end) for end in _ENDS]
-        sums, counts = (_values(path, header, name, part) for part in parts)
+        sums, counts = (_values(path, header, name, infos.get(name + end)) for end in _ENDS)
         if not counts.size or sums.size % counts.size:
             raise UsageError(
                 f"{path}: {name!r} has {sums.size} sums for {counts.size} counts; compute it again"
@@ -95,15 +95,8 @@ def _load_gguf(path: Path) -> ImportanceMatrix:
     datasets = header.arrays.get("imatrix.datasets")
     texts = read_array(path, datasets, 1) if datasets else []
     n_chunks = header.metadata.get("imatrix.chunk_count", 0)
-    return ImportanceMatrix(
-        path,
-        entries,
-        texts[0] if texts and isinstance(texts[0], str) else None,
-        n_chunks if isinstance(n_chunks, int) else 0,
-    )
-
-
-_ENDS = (".in_sum2", ".counts")
+    dataset = texts[0] if texts and isinstance(texts[0], str) else None
+    return ImportanceMatrix(path, entries, dataset, n_chunks if isinstance(n_chunks, int) else 0)
 
 
 def _values(

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
-from llamacpp_instr.llama.interrupt import Interrupt
-from llamacpp_instr.llama.log import captured
+from llamacpp_instr.llama.log import Interrupt, captured
 from llamacpp_instr.prediction.random_model import Shape, write_random_layers
 from llamacpp_instr.recording.session import record
 

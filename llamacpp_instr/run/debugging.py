@@ -28,7 +28,7 @@ from llamacpp_instr.debugger.program import check_program, run_program
 from llamacpp_instr.debugger.show import comparison_table
 from llamacpp_instr.debugger.stop import Go
 from llamacpp_instr.debugger.terminal import Terminal
-from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import Interrupt
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.schema import Token
 from llamacpp_instr.recording.session import check_log_path

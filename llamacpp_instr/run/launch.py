@@ -16,8 +16,8 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.requests import parse
 from llamacpp_instr.llama.engine import ContextOptions
-from llamacpp_instr.llama.interrupt import Interrupt
-from llamacpp_instr.llama.sampling import Sampling
+from llamacpp_instr.llama.generate import Sampling
+from llamacpp_instr.llama.log import Interrupt
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.session import check_log_path, fresh_log
 from llamacpp_instr.run.session import RunOptions, run

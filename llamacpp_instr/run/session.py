@@ -24,11 +24,8 @@ from llamacpp_instr.debugger.stop import Go
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_words
 from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedModel, ModelContext
-from llamacpp_instr.llama.generate import check_prompt, embed, generate
-from llamacpp_instr.llama.interrupt import Interrupt
-from llamacpp_instr.llama.log import captured
-from llamacpp_instr.llama.prompts import tokenize
-from llamacpp_instr.llama.sampling import Sampler, Sampling
+from llamacpp_instr.llama.generate import Sampler, Sampling, check_prompt, embed, generate, tokenize
+from llamacpp_instr.llama.log import Interrupt, captured
 from llamacpp_instr.log.schema import LEVELS
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.memory.plan import check_memory

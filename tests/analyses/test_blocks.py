@@ -14,7 +14,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from llamacpp_instr.lab.weights.layout import LAYOUTS
+from llamacpp_instr.lab.weights.blocks import LAYOUTS
 from tests.conftest import Instr, assert_refused
 from tests.kit import in_process
 from tests.kit.block_models import half, random_rows, rows_of, write_blocks

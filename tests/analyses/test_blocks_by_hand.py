@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from llamacpp_instr.converters.analyses import block_heat_map
 from llamacpp_instr.converters.analyses.blocks import _columns, _span, histogram_report, number
 from llamacpp_instr.converters.analyses.weights import weight_maps
+from llamacpp_instr.lab.weights.blocks import CodeRange
 from llamacpp_instr.lab.weights.distribution import WeightStats
-from llamacpp_instr.lab.weights.layout import CodeRange
 from llamacpp_instr.lab.weights.statistics import BlockStats, CodeCounts, Grid, compute_block_stats
 from llamacpp_instr.model.file import load_model_file
 from tests.kit import in_process

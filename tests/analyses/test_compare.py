@@ -20,7 +20,7 @@ from llamacpp_instr.converters.analyses.compare.rows import Pair, Row, more_or_f
 from llamacpp_instr.converters.analyses.diff import compute_diff
 from llamacpp_instr.converters.analyses.step_times import StepTimes
 from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.log.reader import read_events as typed_events
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.model.file import load_model_file

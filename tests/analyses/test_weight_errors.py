@@ -12,8 +12,8 @@ import pytest
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
 from llamacpp_instr.lab.weights.error import SAMPLE, Sums, WeightError
+from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.report.render import render_csv, render_html, render_markdown

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.llama.build.upstream import patches_dir, read_upstream
+from llamacpp_instr.llama.build.source_tree import patches_dir, read_upstream
 from tools.audit import installed_versions, judge, main
 
 VERSIONS = {"click": "8.2.0", "numpy": "2.0.0"}

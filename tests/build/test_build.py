@@ -14,12 +14,13 @@ import pip
 import pytest
 
 from llamacpp_instr.base.errors import BuildError
-from llamacpp_instr.llama.build import upstream
+from llamacpp_instr.llama.build import source_tree
 from llamacpp_instr.llama.build import wheel as build
-from llamacpp_instr.llama.build.log import BuildLog, find_cause
-from llamacpp_instr.llama.build.progress import (
+from llamacpp_instr.llama.build.log import (
+    BuildLog,
     BuildProgress,
     about,
+    find_cause,
     parse_progress,
     remaining_seconds,
 )
@@ -53,10 +54,6 @@ def test_a_wheel_is_built_once_and_is_the_patched_one(index: Path, tmp_path: Pat
     said = io.StringIO()
     assert build.build_wheel(cmake_args=["-DA=b c"], jobs=1, stream=said) == wheel
     assert said.getvalue() == "", "a cached build compiles nothing and says nothing"
-
-    plain = build.build_wheel(patched=False, stream=io.StringIO())
-    assert plain.name == "llama_cpp_python-0.3.36-py3-none-any.whl"
-    assert content(plain, "llama_cpp/lib/libllama.txt") == "one\ntwo\nthree\n"
 
 
 @pytest.mark.native
@@ -165,7 +162,7 @@ def test_a_missing_compiler_is_named_with_its_package(monkeypatch: pytest.Monkey
 
 
 def test_this_patch_set_is_found() -> None:
-    assert upstream.patches_dir() == REPOSITORY / "patches"
+    assert source_tree.patches_dir() == REPOSITORY / "patches"
 
 
 @pytest.mark.parametrize(

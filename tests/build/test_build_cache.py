@@ -14,7 +14,7 @@ import pytest
 from llamacpp_instr.base.errors import BuildError
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build import wheel as build
-from llamacpp_instr.llama.build.cache import workplace
+from llamacpp_instr.llama.build.wheel import workplace
 from tests.kit import sdist_kit as kit
 
 pytestmark = pytest.mark.native
@@ -134,7 +134,7 @@ def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -
 def test_a_place_is_for_one_process_and_a_killed_ones_is_swept(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys, time\n"
-        "from llamacpp_instr.llama.build.cache import workplace\n"
+        "from llamacpp_instr.llama.build.wheel import workplace\n"
         f"with workplace(pathlib.Path({str(tmp_path)!r}), sys.argv[1], sys.stderr) as place:\n"
         "    (place / 'file').write_text('')\n"
         "    print('in', flush=True)\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr import __version__
-from llamacpp_instr.llama.build import upstream
+from llamacpp_instr.llama.build import source_tree
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 DOCKERFILES = [REPOSITORY / "docker" / name for name in ("Dockerfile", "Dockerfile.cuda")]
@@ -25,7 +25,7 @@ DOCKERFILES = [REPOSITORY / "docker" / name for name in ("Dockerfile", "Dockerfi
 def test_labels_are_those_of_the_package_and_the_pin(path: Path) -> None:
     arguments = dict(re.findall(r"^ARG (\w+)=(.*)$", path.read_text(), re.MULTILINE))
     assert arguments["VERSION"] == __version__
-    pin = upstream.read_upstream(upstream.patches_dir())
+    pin = source_tree.read_upstream(source_tree.patches_dir())
     assert arguments["LLAMA_CPP_COMMIT"] == pin.commit
 
 

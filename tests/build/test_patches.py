@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import BuildError
-from llamacpp_instr.llama.build import source_tree, upstream
+from llamacpp_instr.llama.build import source_tree
 from llamacpp_instr.llama.build.log import BuildLog
 from tests.kit import patches_kit as kit
 from tests.kit.patches_kit import ANSWER, COUNT, LESS, World, commit, git
@@ -237,7 +237,7 @@ def half_a_rebase(world: World) -> None:
 
 def another_pin(world: World) -> None:
     pin = world.patches / "UPSTREAM.toml"
-    sha256 = upstream.read_upstream(world.patches).sha256
+    sha256 = source_tree.read_upstream(world.patches).sha256
     pin.write_text(pin.read_text().replace(sha256, "ab" * 32))
 
 

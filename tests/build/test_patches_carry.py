@@ -10,7 +10,7 @@ import pytest
 from llamacpp_instr.base.errors import BuildError
 from llamacpp_instr.llama.build import source_tree
 from llamacpp_instr.llama.build.log import BuildLog
-from llamacpp_instr.llama.build.upstream import Upstream
+from llamacpp_instr.llama.build.source_tree import Upstream
 from tests.kit import sdist_kit
 from tests.kit.patches_kit import ANSWER, COUNT, FILES, LESS, World, counted, git
 from tools.patches import __main__ as command

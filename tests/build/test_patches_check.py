@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.base.system import cache_dir
-from llamacpp_instr.llama.build import source_tree, upstream
+from llamacpp_instr.llama.build import source_tree
 from llamacpp_instr.llama.build.log import BuildLog
 from tests.kit.patches_kit import ANSWER, COUNT, LESS, World, need_git
 from tools.patches.check import find_faults
@@ -60,6 +60,6 @@ def test_a_fault_of_the_patch_set_is_one_line(
 def test_the_series_is_canonical_and_applies() -> None:
     """Git's export of the applied series equals the files in patches/, byte for byte."""
     need_git()
-    patches = upstream.patches_dir()
+    patches = source_tree.patches_dir()
     sdist = source_tree.fetch_sdist(patches, cache_dir(), BuildLog(cache_dir() / "logs/tests.log"))
     assert find_faults(sdist, patches) == []

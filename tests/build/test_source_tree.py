@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.base.errors import BuildError
-from llamacpp_instr.llama.build import source_tree, upstream
+from llamacpp_instr.llama.build import source_tree
 from llamacpp_instr.llama.build.log import BuildLog
 from tests.kit import sdist_kit as kit
 
@@ -42,7 +42,7 @@ def test_a_patched_tree_has_patch_overlay_header_and_version(make_tree: MakeTree
     assert (vendored / "llama-instrumentation.c").read_text() == "ours\n"
     assert (root / "llama_cpp" / "__init__.py").read_text() == '__version__ = "0.3.36+instr.7"\n'
     header = (vendored / "llama-instrumentation-build.h").read_text()
-    digest = upstream.patch_digest(root.parent.parent / "patches")
+    digest = source_tree.patch_digest(root.parent.parent / "patches")
     assert '#define LLAMA_INSTR_BUILD_LLAMA_CPP "0.3.36+instr.7"\n' in header
     assert f'#define LLAMA_INSTR_BUILD_COMMIT    "{kit.COMMIT}"\n' in header
     assert f'#define LLAMA_INSTR_BUILD_PATCHES   "{digest}"\n' in header
@@ -162,9 +162,9 @@ def test_a_truncated_sdist_is_one_line(size: int, tmp_path: Path) -> None:
 def test_another_sha256_names_the_line_of_the_pin(tmp_path: Path) -> None:
     sdist = kit.make_sdist(tmp_path)
     patches = kit.make_patches(tmp_path, sdist)
-    source_tree.verify_sdist(sdist, patches)
+    source_tree.check_sdist(source_tree.sha256_of(sdist), patches)
     sdist.write_bytes(sdist.read_bytes() + b"\0")
     with pytest.raises(BuildError) as caught:
-        source_tree.verify_sdist(sdist, patches)
+        source_tree.check_sdist(source_tree.sha256_of(sdist), patches)
     assert f"{patches / 'UPSTREAM.toml'}:2 says" in str(caught.value)
     assert source_tree.sha256_of(sdist) in str(caught.value)

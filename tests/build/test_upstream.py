@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.base.errors import BuildError
-from llamacpp_instr.llama.build import upstream
+from llamacpp_instr.llama.build import source_tree
 from tests.kit import sdist_kit as kit
 
 
@@ -18,10 +18,10 @@ def patches(tmp_path: Path) -> Path:
 
 
 def test_the_pin_of_this_checkout_is_whole() -> None:
-    pin = upstream.read_upstream(upstream.patches_dir())
+    pin = source_tree.read_upstream(source_tree.patches_dir())
     assert pin.wheel_version == f"{pin.version}+instr.{pin.revision}"
     assert pin.revision >= 1
-    text = (upstream.patches_dir().parent / "pyproject.toml").read_text()
+    text = (source_tree.patches_dir().parent / "pyproject.toml").read_text()
     assert f'"llama-cpp-python=={pin.version}"' in text, (
         "pyproject's extra `native` has another pin"
     )
@@ -32,35 +32,35 @@ def test_the_digest_depends_on_the_content_and_not_on_the_place(
 ) -> None:
     copy = tmp_path / "elsewhere"
     shutil.copytree(patches, copy)
-    assert upstream.patch_digest(copy) == upstream.patch_digest(patches)
-    assert len(upstream.patch_digest(patches)) == 12
+    assert source_tree.patch_digest(copy) == source_tree.patch_digest(patches)
+    assert len(source_tree.patch_digest(patches)) == 12
 
 
 @pytest.mark.parametrize(
     "name", ["UPSTREAM.toml", "series", "0001-count.patch", "src/src/llama-instrumentation.c"]
 )
 def test_every_file_of_the_patch_set_changes_the_digest(name: str, patches: Path) -> None:
-    before = upstream.patch_digest(patches)
+    before = source_tree.patch_digest(patches)
     with (patches / name).open("a") as file:
         file.write("# changed\n")
-    assert upstream.patch_digest(patches) != before
+    assert source_tree.patch_digest(patches) != before
 
 
 def test_a_renamed_or_a_new_overlay_file_changes_the_digest(patches: Path) -> None:
-    seen = {upstream.patch_digest(patches)}
+    seen = {source_tree.patch_digest(patches)}
     ours = patches / "src" / "src" / "llama-instrumentation.c"
     ours.rename(ours.with_name("other.c"))
-    seen.add(upstream.patch_digest(patches))
+    seen.add(source_tree.patch_digest(patches))
     ours.write_text("")
-    seen.add(upstream.patch_digest(patches))
+    seen.add(source_tree.patch_digest(patches))
     assert len(seen) == 3
 
 
 def test_what_is_no_part_of_the_build_does_not_change_the_digest(patches: Path) -> None:
-    before = upstream.patch_digest(patches)
+    before = source_tree.patch_digest(patches)
     (patches / "README.md").write_text("words\n")
     (patches / "0009-not-in-the-series.patch").write_text("words\n")
-    assert upstream.patch_digest(patches) == before
+    assert source_tree.patch_digest(patches) == before
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_a_wrong_pin_is_one_clear_line(old: str, new: str, message: str, patches
     path = patches / "UPSTREAM.toml"
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(BuildError, match=message) as caught:
-        upstream.read_upstream(patches)
+        source_tree.read_upstream(patches)
     assert "\n" not in str(caught.value)
 
 
 def test_a_series_that_names_a_missing_patch_is_refused(patches: Path) -> None:
     (patches / "series").write_text("0002-gone.patch\n")
     with pytest.raises(BuildError, match=r"series: it names 0002-gone.patch, which does not exist"):
-        upstream.read_series(patches)
+        source_tree.read_series(patches)

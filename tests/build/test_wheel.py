@@ -110,12 +110,12 @@ def test_an_installed_wheel_has_its_own_patches(run: Run, installed: dict[str, s
     place = installed["PYTHONPATH"].partition(os.pathsep)[0]
     done = run(
         "-c",
-        "from llamacpp_instr.llama.build.upstream import patch_digest, patches_dir\n"
+        "from llamacpp_instr.llama.build.source_tree import patch_digest, patches_dir\n"
         "print(patches_dir()); print(patch_digest(patches_dir()))",
     )
     found, digest = done.stdout.splitlines()
     assert found == f"{place}/llamacpp_instr/patches"
-    from llamacpp_instr.llama.build.upstream import patch_digest
+    from llamacpp_instr.llama.build.source_tree import patch_digest
 
     assert digest == patch_digest(ROOT / "patches")
 

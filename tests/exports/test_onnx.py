@@ -22,7 +22,7 @@ from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import is_weight, read
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.llama.engine import ContextOptions, ModelContext
-from llamacpp_instr.llama.ggml import declare
+from llamacpp_instr.llama.native import declare
 from llamacpp_instr.log.schema import Graph
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import load_model_file

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from llamacpp_instr import __version__
-from llamacpp_instr.llama.build import upstream
+from llamacpp_instr.llama.build import source_tree
 from tests.image.container import Image
 from tests.kit import trace_processor
 from tests.kit.ui_kit import look, need_ui
@@ -103,7 +103,7 @@ def test_the_image_says_what_it_is(image: Image) -> None:
     labels = config["Labels"]
     assert labels["org.opencontainers.image.version"] == __version__
     assert labels["org.opencontainers.image.licenses"] == "MIT"
-    pin = upstream.read_upstream(upstream.patches_dir())
+    pin = source_tree.read_upstream(source_tree.patches_dir())
     assert labels["llamacpp-instr.llama-cpp.commit"] == pin.commit
 
 

@@ -17,8 +17,7 @@ from safetensors.numpy import save_file
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import cache_dir
-from llamacpp_instr.lab.importer.converter import find_converter
-from llamacpp_instr.lab.importer.source import INDEX, Kind, open_source
+from llamacpp_instr.lab.importer.source import INDEX, Kind, find_converter, open_source
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
 

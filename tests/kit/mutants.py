@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gguf
 
-from llamacpp_instr.model.find import demo_model
+from llamacpp_instr.model.file import demo_model
 from llamacpp_instr.model.header import read_header
 
 Entries = Mapping[str, bytes]

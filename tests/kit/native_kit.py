@@ -21,8 +21,7 @@ from typing import Any
 
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.log import BuildLog
-from llamacpp_instr.llama.build.source_tree import VENDORED, fetch_sdist, make_tree
-from llamacpp_instr.llama.build.upstream import patches_dir
+from llamacpp_instr.llama.build.source_tree import VENDORED, fetch_sdist, make_tree, patches_dir
 from llamacpp_instr.llama.build.wheel import (
     ccache_environment,
     cpu_identity,

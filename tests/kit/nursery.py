@@ -42,7 +42,7 @@ COMMONLY_USED = (
     "llamacpp_instr.converters.exports.perfetto",
     "llamacpp_instr.report.render",
     "llamacpp_instr.converters.exports.tables",
-    "llamacpp_instr.lab.weights.compare",
+    "llamacpp_instr.lab.weights.measure",
 )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.base.errors import InstrError
-from llamacpp_instr.llama.child import ChildEnded, call_in_child
+from llamacpp_instr.llama.crashes import ChildEnded, call_in_child
 from llamacpp_instr.recording.memory.plan import LoadError
 from tests.kit.native_kit import ROOT
 
@@ -123,7 +123,7 @@ def test_a_bug_of_ours_is_no_end() -> None:
 def test_a_child_ends_with_its_caller(number: int, tmp_path: Path) -> None:
     code = f"""if True:
         from pathlib import Path
-        from llamacpp_instr.llama.child import call_in_child
+        from llamacpp_instr.llama.crashes import call_in_child
         from tests.llama.test_child import write_pid_and_wait
         call_in_child({MIB * 64}, write_pid_and_wait, Path({str(tmp_path / "pid")!r}))
     """

@@ -117,7 +117,7 @@ def test_every_crash_is_one_line(tmp_path: Path, words: str, thread: bool) -> No
 import ctypes, signal, threading
 from pathlib import Path
 from llamacpp_instr.llama.engine import LoadedModel
-from llamacpp_instr.llama.interrupt import Interrupt
+from llamacpp_instr.llama.log import Interrupt
 from llamacpp_instr.llama.crashes import last_words
 from llamacpp_instr.llama.log import captured
 def crash():

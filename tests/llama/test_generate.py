@@ -10,9 +10,8 @@ import pytest
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
-from llamacpp_instr.llama.generate import check_prompt, embed, generate
+from llamacpp_instr.llama.generate import Sampler, Sampling, check_prompt, embed, generate
 from llamacpp_instr.llama.log import captured
-from llamacpp_instr.llama.sampling import Sampler, Sampling
 
 pytestmark = pytest.mark.native
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.llama.child import ChildEnded
+from llamacpp_instr.llama.crashes import ChildEnded
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.file import load_model_file

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from llamacpp_instr.model.contradictions import find_contradictions
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.hyper_parameters import find_contradictions
 from tests.kit.gguf_files import save
 
 TRUE = {

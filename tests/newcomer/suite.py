@@ -20,7 +20,7 @@ import pytest
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from llamacpp_instr.llama.build.upstream import patches_dir, read_upstream
+from llamacpp_instr.llama.build.source_tree import patches_dir, read_upstream
 from tests.kit.commands_kit import Line, one_line
 from tests.kit.native_kit import DEMO, ROOT
 from tests.newcomer.newcomer import Newcomer, newcomer

@@ -16,7 +16,7 @@ from random import Random
 import pytest
 
 from llamacpp_instr.base.system import cache_dir
-from llamacpp_instr.llama.build.upstream import patches_dir, read_upstream
+from llamacpp_instr.llama.build.source_tree import patches_dir, read_upstream
 from tests.debugger import test_dap_docs, test_debug_page_server
 from tests.image import engine_lines
 from tests.kit import tiny_models

@@ -27,8 +27,7 @@ from llamacpp_instr.converters.validate.against.ours import compute_states
 from llamacpp_instr.converters.validate.against.report import judge_states
 from llamacpp_instr.converters.validate.against.theirs import Sizes, transformers_states
 from llamacpp_instr.converters.validate.prompt import prompt_tokens
-from llamacpp_instr.lab.importer.runner import import_model
-from llamacpp_instr.lab.importer.source import open_source
+from llamacpp_instr.lab.importer.source import import_model, open_source
 from llamacpp_instr.model.file import Weight, load_model_file
 from tests.kit.debugger_kit import opened
 from tests.peers import import_lines, peer_models

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.lab.importer.runner import import_model
-from llamacpp_instr.lab.importer.source import open_source
+from llamacpp_instr.lab.importer.source import import_model, open_source
 
 DECODERS = ("llama", "qwen3", "gemma3", "phi3", "mixtral")
 

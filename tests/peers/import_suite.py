@@ -15,8 +15,7 @@ import sentencepiece
 import torch
 import transformers
 
-from llamacpp_instr.lab.importer.runner import import_model
-from llamacpp_instr.lab.importer.source import open_source
+from llamacpp_instr.lab.importer.source import import_model, open_source
 from tests.peers import peer_models
 from tests.peers.answers import (
     hidden,

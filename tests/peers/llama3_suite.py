@@ -20,9 +20,8 @@ from gguf import GGUFReader
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from llamacpp_instr.lab.importer import tiktoken
-from llamacpp_instr.lab.importer.runner import import_model
-from llamacpp_instr.lab.importer.source import open_source
+from llamacpp_instr.lab.importer import meta
+from llamacpp_instr.lab.importer.source import import_model, open_source
 from tests.peers import peer_models
 from tests.peers.meta_folder import write_meta
 
@@ -96,8 +95,8 @@ def test_low_frequencies_are_scaled_since_llama_3_1(
 
 def test_the_names_of_special_tokens_are_those_of_each_version() -> None:
     tokens, _ = peer_models.real_bpe("llama-bpe")
-    assert tiktoken.special_tokens(newer=False) == tokens[N_RANKS:]
-    newer = tiktoken.special_tokens(newer=True)
+    assert meta.special_tokens(newer=False) == tokens[N_RANKS:]
+    newer = meta.special_tokens(newer=True)
     assert len(newer) == len(set(newer)) == 256
     assert [newer.index(name) for name in ("<|eot_id|>", "<|eom_id|>", "<|python_tag|>")] == [
         9, 8, 10,
@@ -106,10 +105,10 @@ def test_the_names_of_special_tokens_are_those_of_each_version() -> None:
 
 def test_the_merges_are_those_of_the_published_tokenizer(ranks: Path) -> None:
     _, merges = peer_models.real_bpe("llama-bpe")
-    known = tiktoken.read_ranks(ranks)
+    known = meta.read_ranks(ranks)
     assert known is not None
     spelled = bytes_to_unicode()
-    ours = tiktoken.merges_of(known)
+    ours = meta.merges_of(known)
     assert [tuple("".join(spelled[byte] for byte in side) for side in pair) for pair in ours] == (
         merges
     )

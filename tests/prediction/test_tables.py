@@ -15,7 +15,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses.predict import predict_reports
 from llamacpp_instr.converters.analyses.probe import busy_note, probe_reports
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan, TensorPlan
-from llamacpp_instr.lab.weights.leafs import LeafWeights
+from llamacpp_instr.lab.weights.measure import LeafWeights
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.graph.kernels import cpu_plan
 from llamacpp_instr.log.graph.timeline import plan_timeline

@@ -29,8 +29,7 @@ import gguf
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
-from llamacpp_instr.llama.interrupt import Interrupt
-from llamacpp_instr.llama.log import captured
+from llamacpp_instr.llama.log import Interrupt, captured
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.header import read_header
 from llamacpp_instr.recording.memory.breakdown import MAPPED

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamacpp_instr.llama.build.upstream import (
+from llamacpp_instr.llama.build.source_tree import (
     concerns_wheel,
     overlay_files,
     patches_dir,

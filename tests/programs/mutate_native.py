@@ -23,7 +23,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamacpp_instr.llama.build.upstream import overlay_files, patches_dir
+from llamacpp_instr.llama.build.source_tree import overlay_files, patches_dir
 from tests.kit.native_kit import ROOT, MutableBuild, mutable_build
 from tests.programs.sanitize import SANITIZERS
 

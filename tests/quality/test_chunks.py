@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.quality.chunks import cut_chunks
+from llamacpp_instr.lab.quality.logits import cut_chunks
 
 # --- text ---
 

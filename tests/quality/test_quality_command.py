@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.lab.quality import logits
-from llamacpp_instr.lab.quality.chunks import WritingContext, write_chunks
 from llamacpp_instr.lab.quality.divergence import Outputs
-from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
+from llamacpp_instr.lab.quality.logits import (
+    OutputOptions,
+    WritingContext,
+    compare_outputs,
+    write_chunks,
+)
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.model.file import load_model_file

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import InstrError
-from llamacpp_instr.lab.quantize.log import read_dry_run
-from llamacpp_instr.lab.quantize.plan import TENSOR_TYPES, QuantizeOptions, TensorPlan
+from llamacpp_instr.lab.quantize.plan import TENSOR_TYPES, QuantizeOptions, TensorPlan, read_dry_run
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.model.types import BY_NAME, GgmlType
 

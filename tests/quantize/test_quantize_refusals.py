@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.lab.quantize.checks import check_outputs
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions
-from llamacpp_instr.lab.quantize.runner import Quantizer
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.quantize.runner import Quantizer, check_outputs
+from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from tests.conftest import Instr, assert_refused

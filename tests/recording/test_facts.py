@@ -23,7 +23,7 @@ import pytest
 
 import llamacpp_instr
 from llamacpp_instr.llama import native
-from llamacpp_instr.llama.build.upstream import patch_digest, patches_dir, read_upstream
+from llamacpp_instr.llama.build.source_tree import patch_digest, patches_dir, read_upstream
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.schema import SCHEMA_VERSION
 from tests.conftest import read_events

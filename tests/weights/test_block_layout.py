@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.lab.weights.layout import LAYOUTS, Bytes, can_decode, decode_blocks
+from llamacpp_instr.lab.weights.blocks import LAYOUTS, Bytes, can_decode, decode_blocks
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType
 from tests.kit.block_models import half

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.lab.weights import blocks
-from llamacpp_instr.lab.weights.blocks import find_reference, load_block, load_values
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
-from llamacpp_instr.lab.weights.layout import LAYOUTS
+from llamacpp_instr.lab.weights.blocks import LAYOUTS, find_reference, load_block, load_values
+from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.lab.weights.statistics import GRID, BlockStats, compute_block_stats
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME

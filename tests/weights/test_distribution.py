@@ -14,7 +14,7 @@ from scipy import stats as scipy_stats
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.lab.weights import measure
-from llamacpp_instr.lab.weights.distribution import PERCENTS, Moments, StatsSum, WeightStats
+from llamacpp_instr.lab.weights.distribution import PERCENTS, Moments, PieceStats, WeightStats
 from llamacpp_instr.lab.weights.error import CHUNK
 from llamacpp_instr.lab.weights.measure import WeightReader, choose_weights
 from llamacpp_instr.model.file import load_model_file
@@ -199,5 +199,5 @@ def test_a_pattern_chooses_tensors_or_names_the_nearest() -> None:
 
 
 def test_a_sum_of_nothing_is_nothing() -> None:
-    piece = StatsSum(0, 1, 4).finish()
+    piece = PieceStats(0, 1, 4)
     assert (piece.moments, len(piece.rows), len(piece.sample)) == (Moments(), 0, 0)

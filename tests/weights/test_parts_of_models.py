@@ -19,12 +19,10 @@ from llamacpp_instr.lab.weights.blocks import (
     load_block,
     place,
 )
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
-from llamacpp_instr.lab.weights.distribution import StatsSum, join_stats
+from llamacpp_instr.lab.weights.distribution import PieceStats, join_stats
 from llamacpp_instr.lab.weights.error import CHUNK
 from llamacpp_instr.lab.weights.export import raw_shape, write_npz, write_safetensors
-from llamacpp_instr.lab.weights.measure import WeightReader
-from llamacpp_instr.lab.weights.pieces import PIECE, Job, work
+from llamacpp_instr.lab.weights.measure import PIECE, Job, WeightReader, compute_weight_errors, work
 from llamacpp_instr.lab.weights.statistics import _Cells, compute_block_stats
 from llamacpp_instr.model.file import ModelFile, Weight, load_model_file
 from llamacpp_instr.model.types import BY_NAME
@@ -213,27 +211,31 @@ ROW = [1.0, -2.0, math.nan, 0.0]
 
 
 def stats_sum(first: int = 0, stride: int = 1, row: int = 4, *values: list[float]) -> Any:
-    stats = StatsSum(first, stride, row)
+    stats = PieceStats(first, stride, row)
     for of in values:
         stats.add(np.array(of, np.float32))
-    return stats.finish()
+    return stats
 
 
 def test_what_is_not_finite_is_nothing_in_the_norms_of_rows_and_columns() -> None:
     found = stats_sum(0, 1, 4, [*ROW, 3.0, math.inf, 1.0, 0.0], [0.0] * 4)
-    assert found.rows.tolist() == [5, 10, 0]
+    assert np.concatenate(found.rows).tolist() == [5, 10, 0]
     assert found.columns.tolist() == [10, 4, 1, 0]
     assert (found.n_zero, found.non_finite, found.largest) == (2 + 4, 2, 3.0)
-    assert found.sample.tolist() == [1, -2, 0, 3, 1, 0, 0, 0, 0, 0]
+    assert np.concatenate(found.sample).tolist() == [1, -2, 0, 3, 1, 0, 0, 0, 0, 0]
     assert (found.moments.n, found.moments.mean) == (10, pytest.approx(0.3))
 
 
 def test_without_rows_there_are_no_norms() -> None:
     found = stats_sum(0, 1, 0, [3.0, -4.0])
-    assert (found.rows.tolist(), found.columns.tolist(), found.largest) == ([], [], 4.0)
+    assert (found.rows, found.columns.tolist(), found.largest) == ([], [], 4.0)
     nothing = stats_sum(0, 1, 0, [math.nan, math.inf])
     assert (nothing.moments.n, nothing.moments.mean, nothing.largest) == (0, 0.0, 0.0)
-    assert (nothing.n_zero, nothing.non_finite, nothing.sample.tolist()) == (0, 2, [])
+    assert (nothing.n_zero, nothing.non_finite, np.concatenate(nothing.sample).tolist()) == (
+        0,
+        2,
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,7 +243,8 @@ def test_without_rows_there_are_no_norms() -> None:
 )
 def test_every_third_element_of_a_tensor_is_sampled(first: int, sampled: list[int]) -> None:
     parts = [float(i) for i in range(4)], [float(i) for i in range(4, 10)]
-    assert stats_sum(first, 3, 0, *parts).sample.tolist() == sampled
+    found = stats_sum(first, 3, 0, *parts)
+    assert np.concatenate(found.sample).tolist() == sampled
 
 
 def test_figures_of_pieces_are_joined() -> None:
@@ -282,7 +285,7 @@ def test_zeros_have_a_histogram() -> None:
 def test_pieces_of_a_tensor_with_rows_are_whole_rows(
     ne: tuple[int, ...], pieces: list[tuple[int, int]] | None
 ) -> None:
-    found = list(measure._at(Weight("w", BY_NAME["F32"], ne, Path("m"), 0)))
+    found = list(measure._whole_rows(Weight("w", BY_NAME["F32"], ne, Path("m"), 0)))
     if pieces is None:
         assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])]
         assert all(begin % ne[0] == 0 for begin, _ in found)

@@ -13,10 +13,9 @@ import numpy.typing as npt
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.weights import compare
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights import measure
 from llamacpp_instr.lab.weights.error import CHUNK, Sums, WeightError
-from llamacpp_instr.lab.weights.pieces import PIECE
+from llamacpp_instr.lab.weights.measure import PIECE, compute_weight_errors
 from llamacpp_instr.model.file import Weight, load_model_file
 from tests.kit.block_models import write_blocks
 from tests.kit.native_kit import ROOT
@@ -131,7 +130,7 @@ def test_the_result_does_not_depend_on_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # three pieces, the last one incomplete
-    monkeypatch.setattr(compare, "PIECE", 2 * CHUNK)
+    monkeypatch.setattr(measure, "PIECE", 2 * CHUNK)
     tensors = {"a.weight": random(5 * CHUNK // 4096 - 20, 4096), "b.weight": random(7)}
     plain = write_plain(tmp_path / "plain.gguf", tensors)
     stored = write_model(tmp_path / "q8.gguf", tensors)
@@ -237,7 +236,7 @@ PathFinder.find_spec = classmethod(
 del sys.modules["llama_cpp"]
 from llamacpp_instr.lab.weights.dequantize import load_dequantizer
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.measure import compute_weight_errors
 errors = compute_weight_errors(load_model_file(sys.argv[2]), load_model_file(sys.argv[3]))
 assert "llama_cpp" not in sys.modules
 print(json.dumps([load_dequantizer().name, [[e.name, e.sums.e2, e.skipped] for e in errors]]))
@@ -266,7 +265,7 @@ import resource, sys
 sys.path.insert(0, sys.argv[1])
 from llamacpp_instr.lab.weights.dequantize import load_dequantizer
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.measure import compute_weight_errors
 def peak():
     line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
@@ -297,7 +296,7 @@ INTERRUPTED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.measure import compute_weight_errors
 seen = []
 def on_progress(done, total):
     seen.append((done, total))

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.lab.view import tiles
-from llamacpp_instr.lab.view.tensors import Cache
-from llamacpp_instr.lab.view.tiles import (
+from llamacpp_instr.lab.view import tensors
+from llamacpp_instr.lab.view.tensors import (
     MEASURES,
     SIDE,
+    Cache,
     Cells,
     Matrix,
     Measure,
@@ -54,8 +54,8 @@ def base_of(matrix: Matrix, measure: Measure) -> Callable[[], Cells]:
 @pytest.fixture
 def coarse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even small matrices have levels finer than their base, and several strips."""
-    monkeypatch.setattr(tiles, "BASE_CELLS", 1000)
-    monkeypatch.setattr(tiles, "STRIP", 3000)
+    monkeypatch.setattr(tensors, "BASE_CELLS", 1000)
+    monkeypatch.setattr(tensors, "STRIP", 3000)
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -105,7 +105,7 @@ def test_a_whole_level_by_hand(
     values = random.integers(-3, 4, (rows, columns)).astype(np.float32)
     values[random.random(values.shape) < 0.02] = np.nan
     size = 1 << level
-    cells = tiles._join(values, size, measure)
+    cells = tensors._join(values, size, measure)
     for r in range(0, rows, size):
         for c in range(0, columns, size):
             part = values[r : r + size, c : c + size]

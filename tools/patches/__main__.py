@@ -16,8 +16,14 @@ from pathlib import Path
 from llamacpp_instr.base.errors import BuildError
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.log import BuildLog
-from llamacpp_instr.llama.build.source_tree import VENDORED, fetch_sdist
-from llamacpp_instr.llama.build.upstream import PIN_FILE, concerns_wheel, patches_dir, read_upstream
+from llamacpp_instr.llama.build.source_tree import (
+    PIN_FILE,
+    VENDORED,
+    concerns_wheel,
+    fetch_sdist,
+    patches_dir,
+    read_upstream,
+)
 from tools.patches.check import find_faults
 from tools.patches.edit import OLD, OLD_PATCHED, carry, edit, fetch_release, refuse_existing
 from tools.patches.export import export

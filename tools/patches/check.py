@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from llamacpp_instr.base.errors import BuildError
-from llamacpp_instr.llama.build.upstream import overlay_files, read_series
+from llamacpp_instr.llama.build.source_tree import overlay_files, read_series
 from tools.patches.edit import make_editable
 from tools.patches.export import export_series, patch_files, render_series
 

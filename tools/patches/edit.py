@@ -17,19 +17,17 @@ from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.source_tree import (
     BUILD_HEADER,
     VENDORED,
-    download_sdist,
-    sha256_of,
-    unpack_pinned,
-    unpack_sdist,
-    write_build_header,
-)
-from llamacpp_instr.llama.build.upstream import (
     Upstream,
     concerns_wheel,
+    download_sdist,
     overlay_files,
     patch_digest,
     read_series,
     read_upstream,
+    sha256_of,
+    unpack_pinned,
+    unpack_sdist,
+    write_build_header,
 )
 from tools.patches.repository import PRISTINE, Repository, Stopped
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llamacpp_instr.base.errors import BuildError
-from llamacpp_instr.llama.build.source_tree import VENDORED
-from llamacpp_instr.llama.build.upstream import (
+from llamacpp_instr.llama.build.source_tree import (
     PIN_FILE,
+    VENDORED,
     concerns_wheel,
     overlay_files,
     read_upstream,

@@ -14,7 +14,7 @@ from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.validate.against.compare import Array
 from llamacpp_instr.lab.importer.source import Kind, Source, open_source
-from llamacpp_instr.llama.build.cache import own_cache
+from llamacpp_instr.llama.build.wheel import own_cache
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from llamacpp_instr.base.child import Answer, Request, serve
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import first_names
 from llamacpp_instr.converters.validate.against.compare import EMBEDDINGS, FINAL_NORM, LOGITS, layer
-from llamacpp_instr.lab.importer.safety import check_pickles, run_no_code_of_the_folder
+from llamacpp_instr.lab.importer.worker import check_pickles, run_no_code_of_the_folder
 
 
 def main() -> None:

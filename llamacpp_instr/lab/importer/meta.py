@@ -1,9 +1,13 @@
-"""Meta's own layout of a Llama: its configuration and tensors as Hugging Face has them.
+"""Meta's own layout of a Llama: configuration, tensors and tokenizer as Hugging Face has them.
 
 A tensor that model-parallel shards split is joined along the axis that Meta's code splits
 (ColumnParallelLinear: rows of the matrix, RowParallelLinear: columns, ParallelEmbedding: the width
 or the words). Rows of Q and K are in another order: Meta's RoPE rotates neighbors, Hugging Face's
 the two halves of a head.
+
+Of Llama 3's tokenizer, Meta stores the ranks of tiktoken: lines of a token's bytes in base64 and
+its number. The names of special tokens are in Meta's code only (`models/llama3/tokenizer.py` in
+llama-models, and its version for Llama 3.0).
 
 Runs in the process of the converter. Nothing is unpickled but tensors, and tensors stay in the
 mapped file until one is written.
@@ -11,18 +15,30 @@ mapped file until one is written.
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from llamacpp_instr.base.errors import UsageError, reason
 from llamacpp_instr.lab.importer.source import read_json
-from llamacpp_instr.lab.importer.tiktoken import N_SPECIAL, read_ranks, write_tokenizer
+
+N_SPECIAL = 256
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""how the text is split before tokens are merged"""
+_BEGIN, _END = "<|begin_of_text|>", "<|end_of_text|>"
+
 
 Tensors = dict[str, Callable[[], torch.Tensor]]
 """name as in Hugging Face's layout -> the function that joins and reorders the tensor"""
@@ -54,6 +70,68 @@ _TOKENIZER = {
     "eos_token": "</s>",
     "unk_token": "<unk>",
 }
+
+
+def read_ranks(path: Path) -> dict[bytes, int] | None:
+    """The rank of each token, which is its id, too; None if the file has another format."""
+    ranks: dict[bytes, int] = {}
+    try:
+        for line in path.read_bytes().splitlines():
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+    except (OSError, ValueError):
+        return None
+    return ranks if list(ranks.values()) == list(range(len(ranks))) else None
+
+
+def write_tokenizer(ranks: dict[bytes, int], newer: bool, folder: Path) -> None:
+    """Write Hugging Face's tokenizer files; `newer` are Llama 3.1 and later."""
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    characters = bytes_to_unicode()
+
+    def spelled(token: bytes) -> str:
+        return "".join(characters[byte] for byte in token)
+
+    tokens = {spelled(token): rank for token, rank in ranks.items()}
+    merges = [(spelled(left), spelled(right)) for left, right in merges_of(ranks)]
+    made = Tokenizer(models.BPE(tokens, merges, ignore_merges=True))
+    made.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(_WORDS), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ])  # fmt: skip
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(special_tokens(newer))
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{_BEGIN} $A", pair=f"{_BEGIN} $A {_BEGIN}:1 $B:1",
+        special_tokens=[(_BEGIN, len(ranks))],
+    )  # fmt: skip
+    PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token=_BEGIN, eos_token=_END
+    ).save_pretrained(folder)
+
+
+def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """All pairs of tokens that make a token, in the order of what they make, then of their own
+    ranks, as in Hugging Face's files."""
+    found = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        pairs = [(token[:i], token[i:]) for i in range(1, len(token))]
+        known = [(a, b) for a, b in pairs if a in ranks and b in ranks]
+        found += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+    return found
+
+
+def special_tokens(newer: bool) -> list[str]:
+    """Their names, in the order of their ids behind the last rank."""
+    named = {0: _BEGIN, 1: _END, 6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>"}
+    if newer:
+        named |= {4: "<|finetune_right_pad_id|>", 8: "<|eom_id|>", 10: "<|python_tag|>"}
+    reserved = count()
+    return [
+        named.get(i) or f"<|reserved_special_token_{next(reserved)}|>" for i in range(N_SPECIAL)
+    ]
 
 
 class MetaModel:
@@ -132,28 +210,29 @@ class MetaModel:
         for name in self.shards[0]:
             if name == _COMPUTED or (name == "output.weight" and self._is_tied()):
                 continue
-            found[_renamed(name, self.folder)] = self._generator(name)
+            found[_renamed(name, self.folder)] = partial(self._made, name)
         return dict(sorted(found.items()))
 
-    def _generator(self, name: str) -> Callable[[], torch.Tensor]:
-        heads = {"attention.wq.weight": self.n_heads, "attention.wk.weight": self.n_kv_heads}
-        for end, n_heads in heads.items():
-            if name.endswith(end):
-                return lambda: _as_halves(self._joined(name), n_heads)
-        return lambda: self._joined(name)
+    def _made(self, name: str) -> torch.Tensor:
+        """A tensor as Hugging Face has it."""
+        for end, n_heads in (("wq.weight", self.n_heads), ("wk.weight", self.n_kv_heads)):
+            if name.endswith(f"attention.{end}"):
+                return _as_halves(self._joined(name), n_heads)
+        return self._joined(name)
 
     def _joined(self, name: str) -> torch.Tensor:
-        """A tensor, joined from its parts; lazily if the converter's class is given."""
-        parts = [_lazy(shard[name]) for shard in self.shards]
+        """A tensor, joined from its parts, as the converter's own lazy type, which computes when it
+        is written."""
+        from conversion import LazyTorchTensor
+
+        parts: list[torch.Tensor] = [LazyTorchTensor.from_eager(of[name]) for of in self.shards]
         if len(parts) == 1 or parts[0].dim() == 1:
             return parts[0]
-        return torch.cat(parts, dim=self._axis(name, parts))
-
-    def _axis(self, name: str, parts: Sequence[torch.Tensor]) -> int:
+        split_columns = name.endswith(_SPLIT_COLUMNS)
         if name == "tok_embeddings.weight":
             # Llama 1 and 2 split the width, Llama 3 the words
-            return 1 if parts[0].shape[1] != self.dim else 0
-        return 1 if name.endswith(_SPLIT_COLUMNS) else 0
+            split_columns = parts[0].shape[1] != self.dim
+        return torch.cat(parts, dim=int(split_columns))
 
     def _is_tied(self) -> bool:
         """Whether the output is the embedding."""
@@ -223,7 +302,11 @@ def load_tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         found = torch.load(str(file), map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise UsageError(not_only_tensors(file, error)) from None
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f"names {named[1]}" if named else "is damaged, or has more than tensors"
+        raise UsageError(
+            f"{file} {what}: it was not unpickled, because that could run code"
+        ) from None
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {reason(error)}") from None
     except (RuntimeError, EOFError, ValueError) as error:
@@ -233,13 +316,6 @@ def load_tensors(file: Path) -> dict[str, torch.Tensor]:
     ):
         raise UsageError(f"{file} does not contain tensors")
     return found
-
-
-def not_only_tensors(file: Path, error: BaseException) -> str:
-    """The line about a pickle with more than tensors, which was not unpickled."""
-    named = re.search(r"GLOBAL ([\w.]+)", str(error))
-    what = f"names {named[1]}" if named else "is damaged, or has more than tensors"
-    return f"{file} {what}: it was not unpickled, because that could run code"
 
 
 def _renamed(name: str, folder: Path) -> str:
@@ -258,14 +334,6 @@ def _as_halves(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(rows, columns)
 
 
-def _lazy(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as the converter's own lazy type, which computes when it is written."""
-    from conversion import LazyTorchTensor
-
-    lazy: torch.Tensor = LazyTorchTensor.from_eager(tensor)
-    return lazy
-
-
 def _is_sentencepiece(path: Path) -> bool:
     from sentencepiece import SentencePieceProcessor
 
@@ -273,8 +341,3 @@ def _is_sentencepiece(path: Path) -> bool:
         return bool(SentencePieceProcessor().Load(str(path)))
     except (RuntimeError, OSError):
         return False
-
-
-def pickled_files(files: Sequence[Path]) -> Iterator[Path]:
-    """Those that PyTorch would unpickle."""
-    return (file for file in files if file.suffix in (".bin", ".pth", ".pt"))

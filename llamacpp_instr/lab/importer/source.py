@@ -1,28 +1,52 @@
-"""Recognizes a folder with a model that can be imported, and checks its files.
+"""Recognizes a folder with a model that can be imported, checks its files, and imports it with
+llama.cpp's own converter in a child process.
 
-Invariant: a check that fails raises one line that says what is wrong, where, and what to do. No
-check needs PyTorch, and none reads weights.
+Invariants: what can be seen to be wrong is refused before the child starts, in one line that says
+what is wrong, where, and what to do; no check needs PyTorch or reads weights. The file gets its
+name once it is complete. Nothing that happens to the child ends this process.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from llamacpp_instr.base.errors import UsageError, reason
-from llamacpp_instr.base.output import begins_as_model, check_not_input
-from llamacpp_instr.base.system import need
-from llamacpp_instr.base.terminal import first_names
+from llamacpp_instr.base.child import Child, ChildDied, ChildFailed
+from llamacpp_instr.base.errors import InstrError, UsageError, reason
+from llamacpp_instr.base.output import (
+    begins_as_model,
+    check_model_output,
+    check_not_input,
+    new_model,
+)
+from llamacpp_instr.base.system import need, temporary_directory
+from llamacpp_instr.base.terminal import OnProgress, first_names, progress_bar
+from llamacpp_instr.llama.build.log import BuildLog
+from llamacpp_instr.llama.build.source_tree import (
+    VENDORED,
+    fetch_sdist,
+    patches_dir,
+    read_upstream,
+    unpack_pinned,
+)
+from llamacpp_instr.llama.build.wheel import own_cache
+from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.model.hyper_parameters import MAX_EXPERTS, MAX_LAYERS
 
 INDEX = "model.safetensors.index.json"
-_PICKLED_INDEX = "pytorch_model.bin.index.json"
+_LAYOUTS = (
+    (INDEX, "model*.safetensors"),
+    ("pytorch_model.bin.index.json", "pytorch_model*.bin"),
+)
+"""the indexes of weights in a Hugging Face folder, and the files themselves"""
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)(?P<suffix>\.\w+)")
 _MOST = {
     **dict.fromkeys(["layer", "layers"], MAX_LAYERS),
@@ -31,6 +55,11 @@ _MOST = {
 }
 """what a configuration can say, by the last word of a key. Real sizes are below 300,000"""
 _CONSOLIDATED = re.compile(r"consolidated\.(\d+)\.pth")
+
+
+LORA_SCRIPT = "convert_lora_to_gguf.py"
+_PARTS = ("conversion", "gguf-py", LORA_SCRIPT)
+"""what is kept: the converter's classes, the gguf that they need, the script for adapters"""
 
 
 class Kind(Enum):
@@ -63,8 +92,12 @@ def open_source(path: Path, base: Path | None = None) -> Source:
     Raises UsageError if the folder has no model that can be imported, or if files are missing or
     damaged.
     """
-    check_is_folder(path)
-    kind = recognize(path)
+    if not path.is_dir():
+        problem = "is a file; name the folder of the model" if path.exists() else "does not exist"
+        if begins_as_model(path):
+            problem = "is a GGUF model already"
+        raise UsageError(f"{path} {problem}")
+    kind = _recognize(path)
     if base is not None and kind is not Kind.LORA:
         raise UsageError(f"{path} is {kind.value}; --base is for LoRA adapters")
     config = path / ("params.json" if kind is Kind.META else "config.json")
@@ -73,24 +106,11 @@ def open_source(path: Path, base: Path | None = None) -> Source:
         config = base / "config.json"
     else:
         weights = _shards(path) if kind is Kind.META else _hugging_face_weights(path)
-    for file in weights:
-        _check_format(file)
     _check_counts(config)
     return Source(path, kind, weights, base)
 
 
-def check_is_folder(path: Path) -> None:
-    """Raises UsageError if `path` is not a folder."""
-    if path.is_dir():
-        return
-    if begins_as_model(path):
-        raise UsageError(f"{path} is a GGUF model already")
-    if path.exists():
-        raise UsageError(f"{path} is a file; name the folder of the model")
-    raise UsageError(f"{path} does not exist")
-
-
-def recognize(path: Path) -> Kind:
+def _recognize(path: Path) -> Kind:
     """The format of a folder. Raises UsageError if it cannot be imported."""
     if (path / "adapter_config.json").is_file():
         return Kind.LORA
@@ -125,14 +145,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _has_weights(path: Path) -> bool:
     """Whether the folder has weights in a file that the converter reads."""
-    return any((path / name).is_file() for name in (INDEX, _PICKLED_INDEX)) or any(
-        any(path.glob(pattern)) for pattern in ("model*.safetensors", "pytorch_model*.bin")
-    )
+    return any((path / index).is_file() or any(path.glob(of)) for index, of in _LAYOUTS)
 
 
 def _hugging_face_weights(path: Path) -> list[Path]:
     """The files with weights, complete according to the index or to their numbers."""
-    for index, pattern in ((INDEX, "model*.safetensors"), (_PICKLED_INDEX, "pytorch_model*.bin")):
+    for index, pattern in _LAYOUTS:
         indexed = _indexed(path / index) if (path / index).is_file() else {}
         names = indexed or {file.name: set() for file in path.glob(pattern)}
         if not names:
@@ -140,8 +158,7 @@ def _hugging_face_weights(path: Path) -> list[Path]:
         _check_complete(path, names)
         files = [path / name for name in sorted(names)]
         for file in files:
-            if file.suffix == ".safetensors":
-                _check_safetensors(file, names[file.name])
+            _check_file(file, names[file.name])
         return files
     raise UsageError(
         f"{path} has no weights: no model.safetensors, no {INDEX} and no pytorch_model.bin"
@@ -181,19 +198,28 @@ def _check_complete(path: Path, names: dict[str, set[str]]) -> None:
         )
 
 
-def _check_safetensors(file: Path, wanted: set[str]) -> None:
-    """Raises UsageError if the header is damaged, does not fit the file's size, or lacks one of
-    the tensors `wanted`."""
+def _check_file(file: Path, wanted: set[str]) -> None:
+    """Raises UsageError if the header of a safetensors is damaged, does not fit the file's size, or
+    lacks one of the tensors `wanted`; for a pickle that is no zip archive, because its tensors
+    cannot be mapped."""
+    if file.suffix != ".safetensors":
+        with file.open("rb") as opened:
+            if opened.read(1) == b"\x80":  # the start of a pickle
+                raise UsageError(
+                    f"{file} has the format of PyTorch before 1.6, which cannot be mapped; save it "
+                    f"again: torch.save(torch.load({file.name!r}, weights_only=True), "
+                    f"{file.name!r})"
+                )
+        return
     need("hf", "safetensors")
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(str(file), framework="numpy") as opened:
-            found = set(opened.keys())
+        with safe_open(str(file), framework="numpy") as tensors:
+            found = set(tensors.keys())
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{file} is damaged: {reason(error)}") from None
-    lacking = sorted(wanted - found)
-    if lacking:
+    if lacking := sorted(wanted - found):
         raise UsageError(f"{file} lacks tensors that the index has there: {first_names(lacking)}")
 
 
@@ -211,29 +237,18 @@ def _shards(path: Path) -> list[Path]:
         raise UsageError(
             f"{path} has no tokenizer.model; copy it there: Meta keeps it in the folder or above it"
         )
-    return [numbers[number] for number in sorted(numbers)]
+    shards = [numbers[number] for number in sorted(numbers)]
+    for file in shards:
+        _check_file(file, set())
+    return shards
 
 
 def _adapter_weights(path: Path) -> list[Path]:
     for name in ("adapter_model.safetensors", "adapter_model.bin"):
-        file = path / name
-        if file.is_file():
-            if file.suffix == ".safetensors":
-                _check_safetensors(file, set())
+        if (file := path / name).is_file():
+            _check_file(file, set())
             return [file]
     raise UsageError(f"{path} has no weights: no adapter_model.safetensors, no adapter_model.bin")
-
-
-def _check_format(file: Path) -> None:
-    """Raises UsageError for a pickle that is no zip archive, whose tensors cannot be mapped."""
-    if file.suffix == ".safetensors":
-        return
-    with file.open("rb") as opened:
-        if opened.read(1) == b"\x80":  # the start of a pickle
-            raise UsageError(
-                f"{file} has the format of PyTorch before 1.6, which cannot be mapped; save it "
-                f"again: torch.save(torch.load({file.name!r}, weights_only=True), {file.name!r})"
-            )
 
 
 def _check_counts(config: Path) -> None:
@@ -259,3 +274,130 @@ def _base_of(path: Path, base: Path | None) -> Path:
     if not (base / "config.json").is_file():
         raise UsageError(f"{base} has no config.json, which the adapter's base model must have")
     return base
+
+
+def find_converter() -> Path:
+    """The folder with llama.cpp's own converter, from the pinned sdist, which is fetched, checked
+    and unpacked if the cache does not have it.
+
+    Raises BuildError if the sdist cannot be fetched, is not the pinned one, or has no converter.
+    """
+    patches, cache = patches_dir(), own_cache()
+    kept = cache / "converters" / read_upstream(patches).sha256[:12]
+    if kept.is_dir():
+        return kept
+    log = BuildLog(cache / "logs" / "converter.log")
+    sdist = fetch_sdist(patches, cache, log)
+    with temporary_directory("converter-", kept.parent) as directory:
+        tree = unpack_pinned(sdist, directory, patches, only=_is_of_converter) / VENDORED
+        try:
+            tree.replace(kept)
+        except OSError:
+            if not kept.is_dir():  # otherwise another process was faster
+                raise
+    return kept
+
+
+def _is_of_converter(path: PurePosixPath) -> bool:
+    """Whether a member of the sdist belongs to the converter."""
+    inside = path.parts[1 + len(VENDORED.parts) :]
+    return path.parts[1:3] == VENDORED.parts and bool(inside) and inside[0] in _PARTS
+
+
+def import_model(
+    source: Source,
+    output: Path,
+    type_: str | None = None,
+    *,
+    force: bool = False,
+    on_progress: OnProgress = lambda _done, _total: None,
+) -> ModelFile | None:
+    """Write the model or adapter of `source` to `output`; returns the model, None for an adapter.
+
+    `type_` is F16, BF16, F32 or Q8_0; None means BF16 if the weights are BF16, else F16, and for
+    an adapter F32. `on_progress` gets bytes. Raises UsageError for what cannot be imported,
+    BuildError if the converter cannot be fetched, InstrError if it fails.
+    """
+    need("hf")
+    check_model_output(output, force)
+    converter = find_converter()
+    with new_model(output, force) as temporary, temporary_directory("instr-import-") as staging:
+        request = {
+            "kind": source.kind.name,
+            "source": str(source.path),
+            "weights": [str(file) for file in source.weights],
+            "base": str(source.base),
+            "type": type_,
+            "output": str(temporary),
+            "staging": str(staging),
+            "converter": str(converter),
+        }
+        log = own_cache() / "logs" / f"import-{source.path.resolve().name}.log"
+        try:
+            with Child(f"{__package__}.worker", log) as child:
+                child.ask(request, on_progress)
+        except ChildFailed as failed:
+            raise _failure(source, log, failed) from None
+        except ChildDied as died:
+            raise InstrError(
+                f"{source.path}: llama.cpp's converter died {died}; its log is {log}"
+            ) from None
+        if source.kind is Kind.LORA:
+            return None
+        try:
+            return load_model_file(temporary)
+        except UsageError as error:
+            raise InstrError(f"llama.cpp's converter wrote an incomplete model: {error}") from None
+
+
+def _failure(source: Source, log: Path, failed: ChildFailed) -> InstrError:
+    """The error for an exception of the converter: nearly always the folder is the cause."""
+    if failed.number == errno.ENOSPC:
+        return InstrError(f"{source.path}: the disk is full")
+    if "pre-tokenizer was not recognized" in failed.text:
+        return UsageError(
+            f"{source.path}: llama.cpp's converter does not know this tokenizer (its BPE "
+            "pre-tokenizer has an unknown hash)"
+        )
+    return UsageError(f"{source.path} cannot be imported: {failed}; the converter's log is {log}")
+
+
+def imported(folder: Path, notice: Callable[[str], None]) -> Path:
+    """The GGUF file of the model in `folder`, imported unless the cache has it, so that a folder
+    can be run; `notice` gets one line about it.
+
+    A file of the cache belongs to one state of its folder: the names, sizes and times of the files
+    there, and the converter. When the folder changes it is imported again, which replaces the file.
+    Raises the errors of `open_source` and `import_model`, and UsageError for an adapter.
+    """
+    source = open_source(folder)
+    if source.kind is Kind.LORA:
+        raise UsageError(f"{folder} is a LoRA adapter; name the folder of a model")
+    place = own_cache() / "imports" / _digest(str(folder.resolve()))
+    kept = place / f"{_state(folder)}.gguf"
+    if kept.is_file():
+        notice(f"model: {kept}, imported from {folder} before")
+        return kept
+    need("hf")
+    place.mkdir(exist_ok=True)
+    notice(f"importing {folder} into the cache: {kept}")
+    with progress_bar(f"Importing {folder.name}") as on_progress:
+        import_model(source, kept, force=True, on_progress=on_progress)
+    for other in place.glob("*.gguf"):
+        if other != kept:
+            other.unlink(missing_ok=True)
+    return kept
+
+
+def _state(folder: Path) -> str:
+    """A digest of what the imported file depends on; weights are not read."""
+    lines = [read_upstream(patches_dir()).sha256]
+    for file in sorted(folder.iterdir()):
+        if file.is_file():
+            found = file.stat()
+            lines.append(f"{file.name}\0{found.st_size}\0{found.st_mtime_ns}")
+    return _digest("\n".join(lines))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]

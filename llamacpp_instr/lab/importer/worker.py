@@ -1,7 +1,11 @@
-"""The child process in which llama.cpp's converter runs; `importer.runner` starts it."""
+"""The child process in which llama.cpp's converter runs; `importer.source` starts it.
+
+No code of a model's folder runs in it: neither a pickle's nor a Python file's.
+"""
 
 from __future__ import annotations
 
+import os
 import runpy
 import shutil
 import sys
@@ -10,8 +14,33 @@ from typing import Any
 
 from llamacpp_instr.base.child import Answer, Request, remove_output, serve
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.importer.converter import LORA_SCRIPT
-from llamacpp_instr.lab.importer.safety import check_pickles, run_no_code_of_the_folder
+from llamacpp_instr.lab.importer.source import LORA_SCRIPT
+
+
+def run_no_code_of_the_folder() -> None:
+    """Make transformers refuse the Python files that a folder may bring, and torch any pickle."""
+    import torch
+    import transformers.dynamic_module_utils as remote
+
+    def refuse(class_name: str, module_path: str | os.PathLike[str], **_: Any) -> None:
+        raise UsageError(
+            f"the model needs its own Python code ({class_name} in {Path(module_path).name}), "
+            "which instr does not run"
+        )
+
+    load = torch.load
+    remote.get_class_in_module = refuse
+    remote.TIME_OUT_REMOTE_CODE = 0  # it would ask on standard input
+    torch.load = lambda *args, **options: load(*args, **{**options, "weights_only": True})
+
+
+def check_pickles(files: list[Path]) -> None:
+    """Raises UsageError for a pickle with more than tensors, which libraries would only refuse."""
+    from llamacpp_instr.lab.importer.meta import load_tensors
+
+    for file in files:
+        if file.suffix in (".bin", ".pth", ".pt"):
+            load_tensors(file)
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ probability.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -83,20 +83,15 @@ class Outputs:
     """of the text that the reference wrote; None if a text was given"""
 
 
-@dataclass
 class Scores:
-    """The scores of every token for a reference and its candidates."""
+    """The scores of every token for a reference and its candidates. `names` are those of the
+    models, the reference first; for error messages."""
 
-    names: Sequence[str]
-    """of the models, the reference first; for error messages"""
-    _nll: list[list[Floats]] = field(default_factory=list)
-    _kl: list[list[Floats]] = field(default_factory=list)
-    _same_top: list[list[NDArray[np.bool_]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._nll = [[] for _ in self.names]
-        self._kl = [[] for _ in self.names[1:]]
-        self._same_top = [[] for _ in self.names[1:]]
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self._nll: list[list[Floats]] = [[] for _ in names]
+        self._kl: list[list[Floats]] = [[] for _ in names[1:]]
+        self._same_top: list[list[NDArray[np.bool_]]] = [[] for _ in names[1:]]
 
     def add(self, logits: Sequence[Floats], next_tokens: Integers) -> None:
         """Add some positions of a text: for each model, in the order of `names`, an array
@@ -105,10 +100,7 @@ class Scores:
         A logit of -inf is allowed: the token is impossible. Raises InstrError for NaN, +inf, or a
         row without any possible token.
         """
-        n_vocab = logits[0].shape[1]
-        step = max(1, _BLOCK // n_vocab)
-        for start in range(0, len(next_tokens), step):
-            rows = slice(start, start + step)
+        for rows in _slices(logits[0]):
             blocks = (_Block(*it) for it in zip(self.names, (x[rows] for x in logits), strict=True))
             reference = next(blocks)
             self._nll[0].append(reference.nll(next_tokens[rows]))
@@ -181,13 +173,18 @@ def kl_divergences(names: Sequence[str], reference: Floats, candidate: Floats) -
     """(positions,) the KL divergence in nats of each position, from two arrays (positions,
     vocabulary) of logits. `names` are those of both models, for the `InstrError` that is raised for
     logits that are NaN or infinite."""
-    step = max(1, _BLOCK // reference.shape[1])
     parts = []
-    for start in range(0, len(reference), step):
-        rows = slice(start, start + step)
+    for rows in _slices(reference):
         ours, theirs = _Block(names[0], reference[rows]), _Block(names[1], candidate[rows])
         parts.append(ours.kl_divergence(theirs))
     return np.concatenate(parts)
+
+
+def _slices(logits: Floats) -> Iterator[slice]:
+    """The rows of each block."""
+    step = max(1, _BLOCK // logits.shape[1])
+    for start in range(0, len(logits), step):
+        yield slice(start, start + step)
 
 
 class _Block:

@@ -1,7 +1,9 @@
-"""Runs a reference and its candidates over one text and compares their logits.
+"""Runs a reference and its candidates over chunks of a text, and compares their logits. The text is
+given, or written by the reference.
 
 Invariant: only the logits of one slice of a chunk are in memory, once for each model, in
-llama.cpp's own buffer; none are stored. Input that would abort ggml is refused before the call.
+llama.cpp's own buffer; none are stored. All chunks have the same length, and each is computed with
+an empty cache. Input that would abort ggml is refused before the call.
 """
 
 from __future__ import annotations
@@ -10,22 +12,27 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.lab.quality.chunks import WritingContext, cut_chunks, write_chunks
 from llamacpp_instr.lab.quality.divergence import Outputs, Scores
 from llamacpp_instr.llama.crashes import last_words
-from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
-from llamacpp_instr.llama.interrupt import Interrupt
-from llamacpp_instr.llama.log import LlamaLog, captured
-from llamacpp_instr.llama.prompts import tokenize
-from llamacpp_instr.llama.sampling import Sampling
+from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedModel, ModelContext
+from llamacpp_instr.llama.generate import Sampler, Sampling, tokenize
+from llamacpp_instr.llama.log import Interrupt, LlamaFailed, LlamaLog, captured
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.header import read_array
 from llamacpp_instr.recording.memory.plan import check_memory
+
+WRITTEN_AT_ONCE = 8
+"""chunks that a model writes in parallel. A decode of eight tokens takes little more time than one
+of a single token, and eight chunks take as much memory as an ordinary context"""
+
+_PADDING = 256
+
 
 DEFAULT_CTX = 512
 """tokens of a chunk, as in llama-perplexity"""
@@ -40,6 +47,93 @@ _MIN_CTX = 8
 # ggml uses other kernels below 64 rows, which changes the fourth digit of a perplexity
 _ROWS, _MAX_BATCH = 64, 512
 _TOKENS = "tokenizer.ggml.tokens"
+
+
+class WritingContext(ModelContext):
+    """A context in which a model writes up to WRITTEN_AT_ONCE chunks of `options.ctx` tokens."""
+
+    def __enter__(self) -> WritingContext:
+        return self
+
+    def _params(self, options: ContextOptions, embed_tokens: int) -> Any:
+        params = super()._params(options, embed_tokens)
+        self.n_per_chunk = int(params.n_ctx)
+        params.n_seq_max = params.n_batch = params.n_ubatch = WRITTEN_AT_ONCE
+        # rounded up as llama.cpp does, which would otherwise print a warning
+        params.n_ctx = -(-self.n_per_chunk // _PADDING) * _PADDING * WRITTEN_AT_ONCE
+        return params
+
+
+def cut_chunks(
+    model: LoadedModel, tokens: Sequence[int], ctx: int, at_most: int | None = None
+) -> list[list[int]]:
+    """The complete chunks of `ctx` tokens of a text, cut as in llama-perplexity: a chunk's first
+    token is replaced by the beginning-of-sequence token if the model expects one.
+
+    Raises UsageError for a text of less than two chunks.
+    """
+    if len(tokens) < 2 * ctx:
+        raise UsageError(
+            f"the text has {len(tokens):,} tokens; at least {2 * ctx:,} are needed for chunks of "
+            f"{ctx:,}: give a longer text, or a smaller --ctx"
+        )
+    ends = range(ctx, len(tokens) + 1, ctx)[:at_most]
+    chunks = [list(tokens[end - ctx : end]) for end in ends]
+    if model.adds_bos:
+        for chunk in chunks:
+            chunk[0] = _first_token(model)
+    return chunks
+
+
+def write_chunks(
+    context: WritingContext, n: int, seed: int, on_tokens: Callable[[int], None]
+) -> Iterator[list[int]]:
+    """`n` chunks that a model writes from nothing at temperature 1. `on_tokens` gets the number of
+    tokens newly computed.
+
+    An end-of-text token is like any other token here: the model continues after it, and the text
+    still has the model's own probabilities.
+    """
+    for start in range(0, n, WRITTEN_AT_ONCE):
+        count = min(WRITTEN_AT_ONCE, n - start)
+        # so that the seed of a chunk does not depend on the number of chunks
+        seeds = [(seed + start + i) % (2**32 - 1) for i in range(count)]
+        chunks = [[_first_token(context.model)] for _ in seeds]
+        context.clear()
+        with ExitStack() as stack:
+            samplers = [
+                stack.enter_context(Sampler(context, Sampling(temp=1.0, seed=of))) for of in seeds
+            ]
+            for position in range(context.n_per_chunk - 1):
+                _decode_one_each(context, [chunk[-1] for chunk in chunks], position)
+                for i, chunk in enumerate(chunks):
+                    chunk.append(samplers[i].sample(i))
+                on_tokens(count)
+        yield from chunks
+
+
+def _decode_one_each(context: ModelContext, tokens: Sequence[int], position: int) -> None:
+    """Compute the next token of each sequence; all get logits."""
+    api, model = context.api, context.model
+    batch = api.llama_batch_init(len(tokens), 0, 1)
+    try:
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, i
+        with model.log.trying(lambda why: ComputeError(f"{model.path}: decode failed: {why}")):
+            if api.llama_decode(context.handle, batch) != 0:
+                raise LlamaFailed
+    finally:
+        api.llama_batch_free(batch)
+
+
+def _first_token(model: LoadedModel) -> int:
+    """The first token of a text: BOS, or the token that separates texts if there is no BOS."""
+    for token in (model.api.llama_vocab_bos(model.vocab), model.api.llama_vocab_eos(model.vocab)):
+        if 0 <= token < model.n_vocab:
+            return int(token)
+    return 0
 
 
 @dataclass(frozen=True)
@@ -83,11 +177,10 @@ def compare_outputs(
     """The perplexity of a reference (the first of `files`) and of candidates (the others), and the
     divergence of each candidate on `text`, or on text that the reference writes if it is None.
 
-    The text is cut into chunks of `options.ctx` tokens. Each is computed separately, beginning with
-    the beginning-of-sequence token if the model expects it. As in llama-perplexity, the predictions
-    of the second half of each chunk are scored. `on_progress` gets (tokens computed, tokens to
-    compute). Raises `UsageError` for models or options that cannot be compared, `NativeError`
-    without the patched library, `InstrError` if a model fails.
+    As in llama-perplexity, the predictions of the second half of each chunk are scored.
+    `on_progress` gets (tokens computed, tokens to compute). Raises `UsageError` for models or
+    options that cannot be compared, `NativeError` without the patched library, `InstrError` if a
+    model fails.
     """
     check_comparison(files, options)
     for file in files:
@@ -109,7 +202,14 @@ def compare_outputs(
         check_contexts(contexts)
         n_chunks = (options.chunks or WRITTEN_CHUNKS) if cut is None else len(cut)
         n_written = n_chunks * (ctx - 1) if cut is None else 0
-        advance = _counter(on_progress, n_chunks * ctx * len(models) + n_written)
+        done, total = 0, n_chunks * ctx * len(models) + n_written
+
+        def advance(n: int) -> None:
+            nonlocal done
+            done += n
+            if on_progress:
+                on_progress(done, total)
+
         scores = Scores([str(model.path) for model in models])
         if cut is None:
             at_once = ContextOptions(ctx=ctx, threads=options.threads)
@@ -128,19 +228,6 @@ def compare_outputs(
         ctx=ctx,
         seed=options.seed if cut is None else None,
     )
-
-
-def _counter(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    """A function to call with the number of tokens newly computed."""
-    done = 0
-
-    def advance(n: int) -> None:
-        nonlocal done
-        done += n
-        if on_progress:
-            on_progress(done, total)
-
-    return advance
 
 
 def _score(

@@ -1,7 +1,8 @@
 """The options of a quantization, and the plan of each tensor.
 
-Invariant: sizes are computed from types and shapes with the table of `model.types`; none is an
-estimate.
+Invariants: sizes are computed from types and shapes with the table of `model.types`; none is an
+estimate. Only a dry run of the quantizer determines the types of tensors, and it only prints them:
+`read_dry_run` returns one plan for each tensor of the model, or raises an error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.output import file_mode
 from llamacpp_instr.base.patterns import regular_expression
 from llamacpp_instr.model.file import ModelFile, Weight
@@ -41,6 +42,20 @@ OUTPUT = "output.weight"
 
 _ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT, which the quantizer always writes
 _KEY_BYTES = 8 + 4  # of a metadata entry: the length of its key, the type of its value
+
+
+PROGRESS = re.compile(r"\[ *(\d+)/ *(\d+)\] ")
+"""the beginning of a tensor's line: its number, and the number of tensors"""
+
+_TENSOR = re.compile(
+    r"\[ *\d+/ *\d+\] (?P<name>.+?) *- \[[ \d,]*\], type = *(?P<type>\w+), "
+    r"size = *[\d.]+ MiB(?: -> *[\d.]+ MiB \((?P<new>\w+)\))?"
+)
+_OUTPUT_IN_Q5_K = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS"}
+_FALLBACK = re.compile(
+    r"warning: (?P<name>.+?) *- ncols *\d+ not divisible by *\d+ "
+    r"\(required for type *(?P<wanted>\w+)\).*-> falling back to *\w+ *"
+)
 
 
 @dataclass(frozen=True)
@@ -202,10 +217,8 @@ def finds(pattern: str, name: str) -> bool:
     """Whether an override's pattern matches a tensor. True if Python cannot compile the pattern,
     so that llama.cpp decides."""
     expression = regular_expression("--tensor-type", pattern)
-    if "[[:" in expression:
-        return True
     try:
-        return re.search(expression, name) is not None
+        return "[[:" in expression or re.search(expression, name) is not None
     except re.error:
         return True
 
@@ -237,3 +250,56 @@ def _entry_bytes(key: str, value: object) -> int:
 
 def _padded(n_bytes: int) -> int:
     return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def read_dry_run(
+    source: ModelFile, file_type: str, options: QuantizeOptions, lines: Iterable[str]
+) -> list[TensorPlan]:
+    """The plan of each tensor of `source`, in the order of writing; `lines` are the log of a dry
+    run. Raises `InstrError` if they do not list every tensor."""
+    wanted: dict[str, GgmlType] = {}
+    plans: dict[str, TensorPlan] = {}
+    for line in lines:
+        if match := _FALLBACK.fullmatch(line):
+            wanted[match["name"]] = _type(match["wanted"])
+        elif match := _TENSOR.fullmatch(line):
+            name, type_ = match["name"], _type(match["new"] or match["type"])
+            weight = source.by_name.get(name)
+            if weight is None or name in plans or weight.type != _type(match["type"]):
+                raise InstrError(f"llama.cpp's dry run and the file differ in {name!r}")
+            plans[name] = TensorPlan(
+                weight,
+                type_,
+                wanted.get(name) or _silently_replaced(weight, type_, file_type, options),
+                needs_imatrix(weight, type_, file_type),
+            )
+    missing = [name for name in source.by_name if name not in plans]
+    if missing:
+        raise InstrError(f"llama.cpp's dry run does not list {missing[0]!r}")
+    return list(plans.values())
+
+
+def _silently_replaced(
+    weight: Weight, type_: GgmlType, file_type: str, options: QuantizeOptions
+) -> GgmlType | None:
+    """The type that the output tensor (or the embeddings used as output) would have if its blocks
+    divided the rows; only here llama.cpp silently uses Q8_0 (llama_tensor_get_type_impl)."""
+    chosen = options.pure or options.output_type or options.embedding_type
+    if (
+        weight.name not in (OUTPUT, *EMBEDDINGS)
+        or chosen
+        or any(finds(pattern, weight.name) for pattern, _ in options.tensor_types)
+        or type_ == weight.type
+        or type_.name != "Q8_0"
+        or row_length(weight) % 256 == 0
+        or file_type in ("Q8_0", "MXFP4_MOE")
+    ):
+        return None
+    return BY_NAME["Q5_K" if file_type in _OUTPUT_IN_Q5_K else "Q6_K"]
+
+
+def _type(name: str) -> GgmlType:
+    try:
+        return BY_NAME[name.upper()]
+    except KeyError:
+        raise InstrError(f"llama.cpp's dry run names the type {name!r}, which is unknown") from None

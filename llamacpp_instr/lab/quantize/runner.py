@@ -1,40 +1,144 @@
 """Quantizes a model with llama.cpp's own quantizer, or predicts the result by its dry run.
 
-Invariant: input that llama.cpp would refuse or abort on is refused before anything is written. A
-file gets its name once it is complete. A crash of the quantizer does not end this process.
+Invariant: input that llama.cpp would refuse, abort on, or silently get wrong is refused in one line
+before anything is written. A file gets its name once it is complete. A crash of the quantizer does
+not end this process.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from llamacpp_instr.base.child import Child, ChildDied, ChildFailed
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.base.output import new_model
+from llamacpp_instr.base.output import check_model_output, check_not_input, new_model
 from llamacpp_instr.base.patterns import regular_expression
-from llamacpp_instr.base.terminal import OnProgress, printable
-from llamacpp_instr.lab.quantize.checks import (
-    check_came_true,
-    check_importances,
-    check_not_requantized,
-    check_outputs,
-    check_overrides_used,
-    check_source,
-)
-from llamacpp_instr.lab.quantize.log import read_dry_run
+from llamacpp_instr.base.terminal import OnProgress, first_names, printable
 from llamacpp_instr.lab.quantize.plan import (
+    EMBEDDINGS,
+    OUTPUT,
     WRITABLE,
     QuantizationPlan,
     QuantizeOptions,
     QuantizeResult,
+    finds,
     header_bytes,
     parse_file_type,
+    read_dry_run,
+    row_length,
 )
 from llamacpp_instr.llama.threads import default_threads
-from llamacpp_instr.model.file import ModelFile
-from llamacpp_instr.model.imatrix import load_imatrix
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.model.imatrix import ImportanceMatrix, load_imatrix
+
+GROUP = 16
+"""columns that share a scale in Q2_K, Q3_K, Q6_K; in other types at least as many do"""
+_WITHOUT_IMPORTANCES = frozenset({"F32", "F16", "BF16", "Q8_0", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0"})
+"""types for which ggml does not use importances"""
+
+
+def check_source(source: ModelFile, options: QuantizeOptions) -> None:
+    """Raises `UsageError` if the source cannot be quantized with these options."""
+    for pattern, _ in options.tensor_types:
+        regular_expression("--tensor-type", pattern)
+    if not source.weights:
+        raise UsageError(f"{source.path} contains only a vocabulary, no weights to quantize")
+    alignment = source.metadata.get("general.alignment", 32)
+    if alignment != 32:
+        raise UsageError(
+            f"{source.path} has general.alignment {alignment}; llama.cpp's quantizer writes 32 only"
+        )
+    empty = [weight.name for weight in source.weights if not weight.n_elements]
+    if empty:
+        raise UsageError(f"{source.path} cannot be quantized: {empty[0]!r} has no elements")
+    for names, type_ in (((OUTPUT,), options.output_type), (EMBEDDINGS, options.embedding_type)):
+        for weight in (source.by_name[name] for name in names if name in source.by_name):
+            if type_ and row_length(weight) % type_.block:
+                raise UsageError(
+                    f"{weight.name} cannot be {type_}: its rows of {row_length(weight)} elements "
+                    f"are not divisible into blocks of {type_.block}"
+                )
+    for pattern, type_ in options.tensor_types:
+        if not any(finds(pattern, name) for name in source.by_name):
+            raise UsageError(f"no tensor of {source.path} matches {pattern!r} (={type_})")
+
+
+def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None:
+    """Raises `UsageError` if the matrix belongs to another model, or lacks a required tensor."""
+    made = [tensor for tensor in plan.tensors if tensor.type != tensor.weight.type]
+    if made and not any(tensor.name in imatrix.entries for tensor in made):
+        raise UsageError(
+            f"{imatrix.path} belongs to another model: it has importances for none of the tensors "
+            f"of {plan.source}"
+        )
+    lost = []
+    for tensor in made:
+        weight = tensor.weight
+        values = imatrix.entries.get(weight.name)
+        expected = row_length(weight) * (weight.ne[2] if len(weight.ne) > 2 else 1)
+        fits = values is not None and values.size == expected
+        if values is not None and not fits and weight.name not in EMBEDDINGS:
+            raise UsageError(
+                f"{imatrix.path} belongs to another model: it has {values.size} importances for "
+                f"{weight.name!r}, which has {expected} columns"
+            )
+        if tensor.needs_imatrix and not fits:
+            raise UsageError(
+                f"{imatrix.path} has no importances for {weight.name!r}, which would become "
+                f"{tensor.type}; choose another type, or a matrix that has them"
+            )
+        used = fits and tensor.type.name not in _WITHOUT_IMPORTANCES
+        if values is not None and used and not values.reshape(-1, GROUP).any(axis=1).all():
+            lost.append(repr(tensor.name))
+    if lost:
+        raise UsageError(
+            f"{imatrix.path} has only zeros for {GROUP} or more columns in a row of "
+            f"{first_names(lost)}, whose weights would be lost; compute it again from more text"
+        )
+
+
+def check_outputs(
+    source: ModelFile,
+    plans: Sequence[QuantizationPlan],
+    outputs: Sequence[Path],
+    options: QuantizeOptions,
+    force: bool,
+) -> None:
+    """Raises `UsageError` if a file of the plans cannot be written."""
+    for plan, output in zip(plans, outputs, strict=True):
+        needy = [tensor for tensor in plan.tensors if tensor.needs_imatrix]
+        if needy and options.imatrix is None:
+            raise UsageError(
+                f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would become "
+                f"{needy[0].type}); compute one with llama-imatrix for `instr quantize --imatrix`"
+            )
+        if output.exists() and not output.is_file():
+            raise UsageError(f"{output} is not a regular file; models are written only to files")
+        check_not_input(output, *source.headers, options.imatrix)
+        check_model_output(output, force)
+    directory = outputs[0].parent
+    needed, free = sum(plan.file_bytes for plan in plans), shutil.disk_usage(directory).free
+    if needed > free:
+        raise UsageError(f"{needed:,} bytes are needed in {directory}, which has {free:,} left")
+
+
+def check_came_true(plan: QuantizationPlan, path: Path) -> None:
+    """Raises `InstrError` unless the file is a complete model with the planned tensors."""
+    try:
+        written = {weight.name: weight.type for weight in load_model_file(path).weights}
+    except UsageError as error:
+        raise InstrError(f"llama.cpp's quantizer wrote an incomplete model: {error}") from None
+    for tensor in plan.tensors:
+        if written.get(tensor.name) != tensor.type:
+            raise InstrError(
+                f"llama.cpp's quantizer wrote {tensor.name!r} as {written.get(tensor.name)}, "
+                f"although its dry run said {tensor.type}"
+            )
+
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 _DEFAULT = QuantizeOptions()
@@ -53,7 +157,11 @@ class Quantizer(Child):
     def plan(self, file_type: str) -> QuantizationPlan:
         """The file that `write` would write. Raises `UsageError` if it cannot be written."""
         file_type = parse_file_type(file_type)
-        check_overrides_used(file_type, self.options)
+        if self.options.tensor_types and file_type in ("F32", "F16", "BF16"):
+            raise UsageError(
+                f"llama.cpp accepts types for single tensors only for quantized file types, "
+                f"not for {file_type}"
+            )
         lines = [line for _, line in self._run(file_type, Path(), dry_run=True)]
         plan = QuantizationPlan(
             self.source.path,
@@ -62,8 +170,13 @@ class Quantizer(Child):
             read_dry_run(self.source, file_type, self.options, lines),
             header_bytes(self.source, self.imatrix.metadata() if self.imatrix else {}),
         )
-        if not self.options.allow_requantize:
-            check_not_requantized(plan)
+        again = [tensor for tensor in plan.tensors if tensor.requantized]
+        if again and not self.options.allow_requantize:
+            raise UsageError(
+                f"{plan.source} is already quantized: {again[0].name!r} is {again[0].weight.type}, "
+                f"and quantizing {len(again)} of {len(plan.tensors)} tensors again would lose more;"
+                " start from the F16 or F32 model, or use `instr quantize --allow-requantize`"
+            )
         if self.imatrix:
             check_importances(plan, self.imatrix)
         return plan
@@ -83,13 +196,10 @@ class Quantizer(Child):
         """
         check_outputs(self.source, plans, outputs, self.options, force)
         total = sum(plan.n_elements for plan in plans)
-        before = 0
-        results = []
+        results, done = [], [0]
         for plan, output in zip(plans, outputs, strict=True):
-            done = [before]
-            for tensor in plan.tensors:
-                done.append(done[-1] + tensor.weight.n_elements)
-            before = done[-1]
+            sizes = (tensor.weight.n_elements for tensor in plan.tensors)
+            done = list(accumulate(sizes, initial=done[-1]))
 
             def on_tensor(index: int, _count: int, done: list[int] = done) -> None:
                 if on_progress:
@@ -114,18 +224,21 @@ class Quantizer(Child):
         request = {
             "source": str(self.source.path),
             "output": str(output),
-            "file_type": WRITABLE[file_type],
-            "dry_run": dry_run,
-            "threads": options.threads or default_threads(),
+            "imatrix": str(options.imatrix) if options.imatrix else None,
             "tensor_types": [
                 [regular_expression("--tensor-type", pattern), type_.number]
                 for pattern, type_ in options.tensor_types
             ],
-            "output_type": options.output_type.number if options.output_type else None,
-            "embedding_type": options.embedding_type.number if options.embedding_type else None,
-            "imatrix": str(options.imatrix) if options.imatrix else None,
-            "pure": options.pure,
-            "allow_requantize": options.allow_requantize,
+            # fields of `llama_model_quantize_params`; None is the default
+            "params": {
+                "nthread": options.threads or default_threads(),
+                "ftype": WRITABLE[file_type],
+                "output_tensor_type": options.output_type and options.output_type.number,
+                "token_embedding_type": options.embedding_type and options.embedding_type.number,
+                "pure": options.pure,
+                "allow_requantize": options.allow_requantize,
+                "dry_run": dry_run,
+            },
         }
         log: list[tuple[int, str]] = []
         what = f"{self.source.path}: llama.cpp's quantizer to {file_type}"
@@ -149,14 +262,8 @@ class Quantizer(Child):
         if "iostream error" in reason:
             return InstrError(f"the {file_type} file could not be written: is the disk full?")
         for pattern, _ in self.options.tensor_types:
-            if _is_bad(pattern):
+            try:
+                re.compile(regular_expression("--tensor-type", pattern))
+            except re.error:
                 return UsageError(f"--tensor-type: {pattern!r} is not a valid pattern: {reason}")
         return UsageError(f"{self.source.path} cannot be quantized to {file_type}: {reason}")
-
-
-def _is_bad(pattern: str) -> bool:
-    try:
-        re.compile(regular_expression("--tensor-type", pattern))
-    except re.error:
-        return True
-    return False

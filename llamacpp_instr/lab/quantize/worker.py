@@ -14,11 +14,11 @@ from typing import Any
 
 from llamacpp_instr.base.child import Answer, Request, remove_output, serve
 from llamacpp_instr.base.errors import NativeError
-from llamacpp_instr.lab.quantize.log import PROGRESS
+from llamacpp_instr.lab.quantize.plan import PROGRESS
 from llamacpp_instr.llama import native
+from llamacpp_instr.llama.log import LogLines
 from llamacpp_instr.model.imatrix import load_imatrix
 
-_CONT = 5  # GGML_LOG_LEVEL_CONT
 # LLAMA_KV_OVERRIDE_TYPE_*
 _INT, _STR = 0, 3
 _VALUE_BYTES = 127  # maximum of a string in `llama_model_kv_override`
@@ -35,8 +35,7 @@ class _Quantizer:
         self.lib = native.import_llama_cpp().llama_cpp
         _check_layout(self.lib)
         self.answer = answer
-        self.line = ""
-        self.level = 0
+        self.lines = LogLines()
 
         @self.lib.llama_log_callback  # type: ignore[untyped-decorator]
         def log(level: int, text: bytes, _user_data: int) -> None:
@@ -46,28 +45,18 @@ class _Quantizer:
         self.lib.llama_log_set(log, None)
 
     def receive(self, level: int, text: str) -> None:
-        if level != _CONT:
-            self.level = level
-        if not self.line and (match := PROGRESS.match(text)):
+        if not self.lines.begun and (match := PROGRESS.match(text)):
             self.answer("progress", int(match[1]), int(match[2]))
-        *lines, self.line = (self.line + text).split("\n")
-        for line in lines:
-            if line.strip():
-                self.answer("log", self.level, line)
+        for line in self.lines.completed(level, text):
+            self.answer("log", *line)
 
     def run(self, request: Request) -> int:
         """The return value of `llama_model_quantize`: 0 on success."""
         lib = self.lib
         params = lib.llama_model_quantize_default_params()
-        params.nthread = request["threads"]
-        params.ftype = request["file_type"]
-        params.pure = request["pure"]
-        params.allow_requantize = request["allow_requantize"]
-        params.dry_run = request["dry_run"]
-        if request["output_type"] is not None:
-            params.output_tensor_type = request["output_type"]
-        if request["embedding_type"] is not None:
-            params.token_embedding_type = request["embedding_type"]
+        for name, value in request["params"].items():
+            if value is not None:
+                setattr(params, name, value)
         overrides = [
             lib.llama_model_tensor_override(os.fsencode(pattern), number)
             for pattern, number in request["tensor_types"]

@@ -6,7 +6,7 @@ Invariant: everything lies under the random name of `serving`; requests only rea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -14,8 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.view.tensors import Tensors
-from llamacpp_instr.lab.view.tiles import MEASURES, Measure
+from llamacpp_instr.lab.view.tensors import MEASURES, Floats, Measure, Missing, Tensors
 from llamacpp_instr.report.serving import LoopbackServer, page_routes
 
 FILES = {
@@ -28,50 +27,38 @@ FILES = {
 """of a page that calls `mount` of weights.js; it also needs uPlot"""
 
 
+PAGE = {"": ("page.html", "text/html"), "main.js": ("main.js", "text/javascript")}
+CHARTS = {"uplot.js": ("uplot.js", "text/javascript"), "uplot.css": ("uplot.css", "text/css")}
+
+
 def weight_routes(tensors: Tensors) -> list[BaseRoute]:
     """The files of the page's part, and what it asks. Numbers are little-endian float32, in rows;
     their shape is in the header `X-Shape`."""
 
-    def numbers(request: Request) -> Response:
+    def tile(request: Request) -> Response:
         at = request.path_params
-        measure = _measure(request)
-        if measure is None:
-            return _missing()
-        found = tensors.tile(
-            at["tensor"], at["which"], measure, at["level"], at["row"], at["column"]
+        return _floats(
+            tensors.tile(
+                at["tensor"], at["which"], _measure(at), at["level"], at["row"], at["column"]
+            )
         )
-        if found is None:
-            return _missing()
-        return Response(
-            found.astype("<f4").tobytes(), media_type="application/octet-stream",
-            headers={"X-Shape": f"{found.shape[0]},{found.shape[1]}"},
-        )  # fmt: skip
 
     def vector(request: Request) -> Response:
-        found = tensors.vector(request.path_params["tensor"], request.path_params["which"])
-        if found is None:
-            return _missing()
-        values, step = found
-        return Response(
-            values.astype("<f4").tobytes(), media_type="application/octet-stream",
-            headers={"X-Shape": f"{len(values)}", "X-Step": f"{step}"},
-        )  # fmt: skip
+        values, step = tensors.vector(request.path_params["tensor"], request.path_params["which"])
+        return _floats(values, **{"X-Step": f"{step}"})
 
     def limits(request: Request) -> Response:
-        measure = _measure(request)
         at = request.path_params
-        found = tensors.limits(at["tensor"], at["which"], measure) if measure else None
-        return _missing() if found is None else JSONResponse(found)
+        return JSONResponse(tensors.limits(at["tensor"], at["which"], _measure(at)))
 
     def details(request: Request) -> Response:
-        found = tensors.details(request.path_params["tensor"])
-        return _missing() if found is None else JSONResponse(found)
+        return JSONResponse(tensors.details(request.path_params["tensor"]))
 
     def figures(request: Request) -> Response:
         begin = request.query_params.get("begin", "0")
         return JSONResponse(tensors.figures(int(begin) if begin.isdecimal() else 0))
 
-    tile = "/{measure}/{tensor:int}/{which:int}/{level:int}/{row:int}/{column:int}"
+    place = "{measure}/{tensor:int}/{which:int}/{level:int}/{row:int}/{column:int}"
     return [
         *page_routes("llamacpp_instr.lab.view", FILES),
         Route("/tensors", _answered(lambda _: JSONResponse(tensors.listing()))),
@@ -79,7 +66,7 @@ def weight_routes(tensors: Tensors) -> list[BaseRoute]:
         Route("/tensor/{tensor:int}", _answered(details)),
         Route("/limits/{measure}/{tensor:int}/{which:int}", _answered(limits)),
         Route("/vector/{tensor:int}/{which:int}", _answered(vector)),
-        Route(f"/tile{tile}", _answered(numbers)),
+        Route(f"/tile/{place}", _answered(tile)),
     ]
 
 
@@ -91,21 +78,25 @@ def _answered(answer: Callable[[Request], Response]) -> Any:
             return await asyncio.to_thread(answer, request)
         except UsageError as error:
             return PlainTextResponse(str(error), 409)
+        except Missing:
+            return PlainTextResponse("there is no such tensor, matrix or tile", 404)
 
     return answered
 
 
-def _measure(request: Request) -> Measure | None:
-    named = request.path_params["measure"]
-    return next((measure for measure in MEASURES if measure == named), None)
+def _measure(at: Mapping[str, Any]) -> Measure:
+    for measure in MEASURES:
+        if measure == at["measure"]:
+            return measure
+    raise Missing
 
 
-def _missing() -> Response:
-    return PlainTextResponse("there is no such tensor, matrix or tile", 404)
-
-
-PAGE = {"": ("page.html", "text/html"), "main.js": ("main.js", "text/javascript")}
-CHARTS = {"uplot.js": ("uplot.js", "text/javascript"), "uplot.css": ("uplot.css", "text/css")}
+def _floats(values: Floats, **headers: str) -> Response:
+    shape = ",".join(map(str, values.shape))
+    return Response(
+        values.astype("<f4").tobytes(), media_type="application/octet-stream",
+        headers={"X-Shape": shape, **headers},
+    )  # fmt: skip
 
 
 class WeightsServer(LoopbackServer):

@@ -1,36 +1,208 @@
 """What the page asks about the tensors of a model, and of the one that it was quantized from.
 
-Invariant: memory is bounded: tiles are computed on request, and the cache forgets. Figures are
-measured once, in the background, in the order of the file.
+A matrix is shown as tiles of several levels, like a map. A cell of level k covers 2^k by 2^k
+weights; level 0 has the weights. A tile has `SIDE` by `SIDE` cells, fewer at the end of a row or
+column. A cell shows one of `MEASURES` of its weights: the one with the largest size, with its sign,
+or their root mean square. It is NaN if one of them is.
+
+Invariant: memory is bounded. Levels from `base` on, which have at most `BASE_CELLS` cells, are
+computed together in one pass; tiles of finer levels read their own weights; the cache forgets.
+Figures are measured once, in the background, in the order of the file.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.view.tiles import (
-    Cells,
-    Floats,
-    Matrix,
-    Measure,
-    color_limits,
-    compute_base,
-    compute_tile,
-)
-from llamacpp_instr.lab.weights.distribution import PERCENTS, Channels, WeightStats
-from llamacpp_instr.lab.weights.layout import LAYOUTS
+from llamacpp_instr.lab.weights.blocks import LAYOUTS
+from llamacpp_instr.lab.weights.distribution import PERCENTS, WeightStats
+from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import ModelFile, Weight
 
+Floats: TypeAlias = "NDArray[np.float32]"
+Cells: TypeAlias = "NDArray[Any]"
+"""the largest weights as float32, or sums of squares as float64"""
+Measure = Literal["largest", "rms"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+
+SIDE = 256
+"""cells of a side of a tile: whole blocks of every type"""
+BASE_CELLS = 1 << 20
+STRIP = 1 << 22
+"""weights that a thread reads at a time"""
+SAMPLED = 64
+"""rows from which the range of the weights is estimated"""
+WITHIN = 99.9
+"""percent of the cells of a level that have a colour of their own; others have the ends'"""
+
+
 Array: TypeAlias = "NDArray[Any]"
+
+MAX_BYTES = 1 << 27
+"""of the arrays that are kept"""
+
+Source: TypeAlias = "tuple[ModelFile, WeightReader]"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows of numbers that can be read in parts."""
+
+    n_rows: int
+    n_columns: int
+    read: Callable[[int, int, int, int], Floats]
+    """from row, to row, from column, to column -> (rows, columns)"""
+
+    @property
+    def base(self) -> int:
+        """The finest level that is kept whole."""
+        return next(n for n in itertools.count() if math.prod(self.shape(n)) <= BASE_CELLS)
+
+    @property
+    def top(self) -> int:
+        """The level with a single tile."""
+        return next(n for n in itertools.count() if max(self.shape(n)) <= SIDE)
+
+    def shape(self, level: int) -> tuple[int, int]:
+        """Cells of a level: (rows, columns)."""
+        return (-(-self.n_rows >> level), -(-self.n_columns >> level))
+
+    def has(self, level: int, row: int, column: int) -> bool:
+        """Whether there is such a tile."""
+        if not (0 <= level <= self.top and row >= 0 and column >= 0):
+            return False
+        rows, columns = self.shape(level)
+        return row * SIDE < rows and column * SIDE < columns
+
+
+def compute_base(matrix: Matrix, measure: Measure, threads: int) -> Cells:
+    """The cells of level `matrix.base`: the largest, or for `rms` the sums of squares, from which
+    coarser levels follow. Strips of rows are read by `threads` at once."""
+    size = 1 << matrix.base
+    strip = max(STRIP // max(matrix.n_columns, 1) // size, 1) * size
+
+    def cells(row: int) -> Cells:
+        end = min(row + strip, matrix.n_rows)
+        # parts of rows, if even `size` of them are too many
+        unit = max(SIDE, size)
+        step = max(STRIP // (end - row) // unit, 1) * unit
+        parts = [
+            _join(matrix.read(row, end, at, min(at + step, matrix.n_columns)), size, measure)
+            for at in range(0, matrix.n_columns, step)
+        ]
+        return np.concatenate(parts, axis=1)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return np.concatenate(list(pool.map(cells, range(0, matrix.n_rows, strip))))
+
+
+def compute_tile(
+    matrix: Matrix, measure: Measure, base: Callable[[], Cells], level: int, row: int, column: int
+) -> Floats:
+    """(rows, columns) the cells of a tile that `matrix.has`; `base` returns what `compute_base`
+    computed."""
+    rows, columns = matrix.shape(level)
+    top, left = row * SIDE, column * SIDE
+    bottom, right = min(top + SIDE, rows), min(left + SIDE, columns)
+    if level >= matrix.base and level:
+        step = level - matrix.base
+        part = base()[top << step : bottom << step, left << step : right << step]
+        cells = _coarser(part, 1 << step, measure)
+    else:
+        ends = min(bottom << level, matrix.n_rows), min(right << level, matrix.n_columns)
+        values = matrix.read(top << level, ends[0], left << level, ends[1])
+        if not level:
+            return np.ascontiguousarray(values)
+        cells = _join(values, 1 << level, measure)
+    with np.errstate(over="ignore"):
+        return _shown(cells, matrix, level, measure, top, left).astype(np.float32, copy=False)
+
+
+def color_limits(matrix: Matrix, measure: Measure, base: Callable[[], Cells]) -> list[float]:
+    """The size at which colours end, for each level: `WITHIN` percent of the cells are smaller.
+
+    For level 0 it is estimated from `SAMPLED` rows; between it and `matrix.base` it is interpolated
+    geometrically.
+    """
+    chosen = np.linspace(0, matrix.n_rows - 1, min(SAMPLED, matrix.n_rows)).astype(int)
+    rows = [matrix.read(row, row + 1, 0, matrix.n_columns) for row in chosen]
+    least = _limit(np.concatenate(rows)) if rows else 1.0
+    limits = [least]
+    for level in range(1, matrix.top + 1):
+        if level < matrix.base:
+            limits.append(0.0)
+            continue
+        cells = _coarser(base(), 1 << (level - matrix.base), measure)
+        limits.append(_limit(_shown(cells, matrix, level, measure)))
+    at_base = min(matrix.base, matrix.top)
+    for level in range(1, at_base):
+        limits[level] = least * (limits[at_base] / least) ** (level / at_base)
+    return limits
+
+
+def _limit(cells: Cells) -> float:
+    sizes = np.abs(cells[np.isfinite(cells)]).astype(np.float64)
+    if not len(sizes):
+        return 1.0
+    return float(np.percentile(sizes, WITHIN)) or float(sizes.max()) or 1.0
+
+
+def _join(values: Floats, size: int, measure: Measure) -> Cells:
+    """Cells of `size` by `size` weights; the last ones may have fewer."""
+    with np.errstate(over="ignore"):
+        cells = np.square(values, dtype=np.float64) if measure == "rms" else values
+        return _coarser(cells, size, measure)
+
+
+def _coarser(cells: Cells, size: int, measure: Measure) -> Cells:
+    """Cells of `size` by `size` finer ones."""
+    if size == 1:
+        return cells
+    if measure == "rms":
+        return _reduced(cells, size, np.add)
+    high, low = _reduced(cells, size, np.maximum), _reduced(cells, size, np.minimum)
+    return np.where(high >= -low, high, low)
+
+
+def _reduced(values: Cells, size: int, ufunc: np.ufunc) -> Cells:
+    """Cells of `size` by `size` values. Halving is much faster than `reduceat`."""
+    for axis in (0, 1):
+        for _ in range(size.bit_length() - 1):
+            lines = np.moveaxis(values, axis, 0)
+            pairs = lines[::2].copy(order="K")
+            odd = lines[1::2]
+            ufunc(pairs[: len(odd)], odd, out=pairs[: len(odd)])
+            values = np.moveaxis(pairs, 0, axis)
+    return values
+
+
+def _shown(
+    cells: Cells, matrix: Matrix, level: int, measure: Measure, top: int = 0, left: int = 0
+) -> Cells:
+    """What cells show; the first one is in row `top` and column `left` of its level."""
+    if measure != "rms":
+        return cells
+    # how many weights each cell covers
+    rows, columns = (
+        np.minimum(1 << level, n - (np.arange(first, first + count) << level))
+        for n, first, count in zip(
+            (matrix.n_rows, matrix.n_columns), (top, left), cells.shape, strict=True
+        )
+    )
+    shown: Cells = np.sqrt(cells / (rows[:, None] * columns))
+    return shown
 
 
 class Cache:
@@ -71,26 +243,15 @@ class Cache:
         return array
 
 
-MAX_BYTES = 1 << 27
-"""of the arrays that are kept"""
-
-
-class Reader(Protocol):
-    """Reads and measures tensors: `weights.measure.WeightReader`."""
-
-    def check(self, weight: Weight) -> None: ...
-    def read(self, weight: Weight, row: int, end: int, column: int, column_end: int) -> Floats: ...
-    def measure(
-        self, weights: Sequence[Weight], threads: int | None = None
-    ) -> Iterator[WeightStats]: ...
-
-
-Source: TypeAlias = "tuple[ModelFile, Reader]"
+class Missing(Exception):
+    """There is no such tensor, matrix or tile."""
 
 
 class Tensors:
     """The tensors of a model, numbered in the order of its file. A tensor has up to three matrices:
-    its own (0), that of the original (1), and the difference, own minus original (2)."""
+    its own (0), that of the original (1), and the difference, own minus original (2).
+
+    What there is not raises `Missing`; a file that became shorter raises `UsageError`."""
 
     def __init__(self, model: Source, original: Source | None = None, threads: int = 1) -> None:
         self._sources = [model] if original is None else [model, original]
@@ -135,111 +296,97 @@ class Tensors:
         over = not self._measuring.is_alive()
         return {"over": over, "figures": self._figures[begin:]}
 
-    def details(self, number: int) -> dict[str, Any] | None:
-        """The matrices of a tensor, their blocks and levels; None if there is no such tensor."""
-        if not 0 <= number < len(self._weights):
-            return None
+    def details(self, number: int) -> dict[str, Any]:
+        """The matrices of a tensor, their blocks and levels."""
+        shown, troubles = self._versions(number)
         weight = self._weights[number]
-        troubles = [self._troubles[number]]
-        sources = [(weight, self._sources[0])]
-        if len(self._sources) > 1:
-            other, trouble = self._other(weight)
-            troubles.append(trouble)
-            if other is not None and not trouble:
-                sources.append((other, self._sources[1]))
-        matrix = self._matrix(number, 0)
+        visible = weight.n_elements and not self._troubles[number]
         return {
             "rows": weight.n_rows,
             "columns": weight.ne[0] if weight.ne else 1,
             "matrix": weight.ne[1] if len(weight.ne) > 1 else 1,
-            "top": matrix.top if matrix else 0,
-            "troubles": [trouble for trouble in troubles if trouble],
+            "top": self._matrix(number, 0).top if visible else 0,
+            "troubles": troubles,
             "matrices": [
                 {"model": source[0].path.name, "type": of.type.name, "block": of.type.block,
                  "sub_block": _sub_block(of)}
-                for of, source in sources
+                for of, source in zip(shown, self._sources, strict=False)
             ],
         }  # fmt: skip
 
     def tile(
         self, number: int, which: int, measure: Measure, level: int, row: int, column: int
-    ) -> Floats | None:
-        """(rows, columns) the cells of a tile; None if there is no such one. Raises `UsageError` if
-        a file became shorter."""
+    ) -> Floats:
+        """(rows, columns) the cells of a tile."""
         matrix = self._matrix(number, which)
-        if matrix is None or not matrix.has(level, row, column):
-            return None
+        if not matrix.has(level, row, column):
+            raise Missing
+        base = self._base(matrix, number, which, measure)
         return self._cache.get(
             ("tile", number, which, measure, level, row, column),
-            lambda: compute_tile(
-                matrix, measure, lambda: self._base(number, which, measure), level, row, column
-            ),
+            lambda: compute_tile(matrix, measure, base, level, row, column),
         )
 
-    def limits(self, number: int, which: int, measure: Measure) -> list[float] | None:
-        """The sizes at which colours end, by level; None if there is no such matrix."""
+    def limits(self, number: int, which: int, measure: Measure) -> list[float]:
+        """The sizes at which colours end, by level."""
         matrix = self._matrix(number, which)
-        if matrix is None:
-            return None
+        base = self._base(matrix, number, which, measure)
         found = self._cache.get(
             ("limits", number, which, measure),
-            lambda: np.array(
-                color_limits(matrix, measure, lambda: self._base(number, which, measure))
-            ),
+            lambda: np.array(color_limits(matrix, measure, base)),
         )
         return list(map(float, found))
 
-    def vector(self, number: int, which: int) -> tuple[Floats, int] | None:
+    def vector(self, number: int, which: int) -> tuple[Floats, int]:
         """The elements of a tensor with a single row, and 1; of a very long one the largest of so
-        many neighbours, and how many. None if there is no such tensor."""
+        many neighbours, and how many."""
         matrix = self._matrix(number, which)
-        if matrix is None or matrix.n_rows != 1:
-            return None
+        if matrix.n_rows != 1:
+            raise Missing
         if not matrix.base:
             return matrix.read(0, 1, 0, matrix.n_columns)[0], 1
-        return self._base(number, which, "largest")[0].astype(np.float32), 1 << matrix.base
+        base = self._base(matrix, number, which, "largest")
+        return base()[0].astype(np.float32), 1 << matrix.base
 
-    def _base(self, number: int, which: int, measure: Measure) -> Cells:
-        matrix = self._matrix(number, which)
-        assert matrix is not None
-        return self._cache.get(
-            ("base", number, which, measure), lambda: compute_base(matrix, measure, self._threads)
-        )
+    def _base(
+        self, matrix: Matrix, number: int, which: int, measure: Measure
+    ) -> Callable[[], Cells]:
+        compute = partial(compute_base, matrix, measure, self._threads)
+        return lambda: self._cache.get(("base", number, which, measure), compute)
 
-    def _matrix(self, number: int, which: int) -> Matrix | None:
-        if not 0 <= number < len(self._weights) or not 0 <= which < 3:
-            return None
+    def _matrix(self, number: int, which: int) -> Matrix:
+        shown, _ = self._versions(number)
         weight = self._weights[number]
-        if self._troubles[number] or not weight.n_elements:
-            return None
-        columns = weight.ne[0] if weight.ne else 1
-        reader = self._sources[0][1]
-        if which == 0:
-            return Matrix(weight.n_rows, columns, lambda *at: reader.read(weight, *at))
-        if len(self._sources) == 1:
-            return None
-        found, trouble = self._other(weight)
-        if found is None or trouble:
-            return None
-        other, theirs = found, self._sources[1][1]
-        if which == 1:
-            return Matrix(weight.n_rows, columns, lambda *at: theirs.read(other, *at))
+        if self._troubles[number] or not weight.n_elements or not 0 <= which <= 2 * len(shown) - 2:
+            raise Missing
+        reads = [
+            partial(source[1].read, of) for of, source in zip(shown, self._sources, strict=False)
+        ]
 
         def difference(*at: int) -> Floats:
             with np.errstate(invalid="ignore", over="ignore"):
-                return reader.read(weight, *at) - theirs.read(other, *at)
+                return reads[0](*at) - reads[1](*at)
 
-        return Matrix(weight.n_rows, columns, difference)
+        read = difference if which == 2 else reads[which]
+        return Matrix(weight.n_rows, weight.ne[0] if weight.ne else 1, read)
 
-    def _other(self, weight: Weight) -> tuple[Weight | None, str]:
-        """The tensor of the original, and why it cannot be shown."""
-        model, reader = self._sources[1]
-        other = model.by_name.get(weight.name)
-        if other is None:
-            return None, f"{model.path.name} has no tensor of this name"
-        if other.ne != weight.ne:
-            return None, f"in {model.path.name} it has another shape: {list(other.ne)}"
-        return other, _trouble(other, reader)
+    def _versions(self, number: int) -> tuple[list[Weight], list[str]]:
+        """A tensor and, if it can be shown, that of the original; what is wrong with both."""
+        if not 0 <= number < len(self._weights):
+            raise Missing
+        weight, trouble = self._weights[number], self._troubles[number]
+        shown, troubles = [weight], [trouble] if trouble else []
+        for model, reader in self._sources[1:]:
+            other = model.by_name.get(weight.name)
+            if other is None:
+                troubles.append(f"{model.path.name} has no tensor of this name")
+            elif other.ne != weight.ne:
+                troubles.append(f"in {model.path.name} it has another shape: {list(other.ne)}")
+            elif trouble := _trouble(other, reader):
+                troubles.append(trouble)
+            else:
+                shown.append(other)
+        return shown, troubles
 
     def _measure(self) -> None:
         good = [i for i, trouble in enumerate(self._troubles) if not trouble]
@@ -261,30 +408,19 @@ def _figures(stats: WeightStats) -> dict[str, Any]:
         "kurtosis": moments.kurtosis, "norm": moments.norm,
         "zeros": stats.n_zero / moments.n if moments.n else math.nan,
     }  # fmt: skip
+    percentiles = {f"p{p:g}": of for p, of in zip(PERCENTS, stats.percentiles, strict=True)}
     return {
-        **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
+        **_finite(numbers),
         "non_finite": stats.non_finite,
-        "percentiles": {
-            f"p{percent:g}": value if math.isfinite(value) else None
-            for percent, value in zip(PERCENTS, stats.percentiles, strict=True)
-        },
-        "histogram": {"limit": stats.histogram.limit, "counts": stats.histogram.counts},
-        "row_norms": _channels(stats.rows),
-        "column_norms": _channels(stats.columns),
+        "percentiles": _finite(percentiles),
+        "histogram": asdict(stats.histogram),
+        "row_norms": asdict(stats.rows) if stats.rows else None,
+        "column_norms": asdict(stats.columns) if stats.columns else None,
     }
 
 
-def _channels(channels: Channels | None) -> dict[str, Any] | None:
-    if channels is None:
-        return None
-    return {
-        "n": channels.n, "median": channels.median, "largest": channels.largest,
-        "n_outliers": channels.n_outliers,
-        "worst": [
-            {"index": c.index, "norm": c.norm, "times_median": c.times_median, "score": c.score}
-            for c in channels.worst
-        ],
-    }  # fmt: skip
+def _finite(numbers: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 def _sub_block(weight: Weight) -> int:
@@ -293,7 +429,7 @@ def _sub_block(weight: Weight) -> int:
     return (layout.sub_block if layout else 0) or weight.type.block
 
 
-def _trouble(weight: Weight, reader: Reader) -> str:
+def _trouble(weight: Weight, reader: WeightReader) -> str:
     """Why a tensor cannot be shown; empty if it can."""
     try:
         reader.check(weight)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.lab.weights.layout import Floats
+from llamacpp_instr.lab.weights.blocks import Floats
 from llamacpp_instr.model.file import Weight
 
 Doubles: TypeAlias = "NDArray[np.float64]"
@@ -138,34 +138,21 @@ class WeightStats:
     """the inputs, over all matrices of the tensor"""
 
 
-@dataclass(frozen=True)
 class PieceStats:
-    """The figures of consecutive elements of a tensor."""
-
-    moments: Moments
-    n_zero: int
-    non_finite: int
-    largest: float
-    sample: Floats
-    """every `stride`-th element, if it is finite"""
-    rows: Doubles
-    """Σx² of each row; empty for a tensor with a single row"""
-    columns: Doubles
-    """Σx² of each column, in these rows"""
-
-
-class StatsSum:
-    """Accumulates consecutive elements from `first` on. They are whole rows of `row` elements, or
-    any number if `row` is 0: then norms of rows and columns are not computed."""
+    """The figures of consecutive elements of a tensor, from `first` on. They are whole rows of
+    `row` elements, or any number if `row` is 0: then norms of rows and columns are not computed."""
 
     def __init__(self, first: int, stride: int, row: int) -> None:
         self._at, self._stride, self._row = first, stride, row
-        self._moments = Moments()
-        self._n_zero = self._non_finite = 0
-        self._largest = 0.0
-        self._sample: list[Floats] = []
-        self._rows: list[Doubles] = []
-        self._columns = np.zeros(row)
+        self.moments = Moments()
+        self.n_zero = self.non_finite = 0
+        self.largest = 0.0
+        self.sample: list[Floats] = []
+        """every `stride`-th element, if it is finite"""
+        self.rows: list[Doubles] = []
+        """Σx² of each row"""
+        self.columns = np.zeros(row)
+        """Σx² of each column, in these rows"""
 
     def add(self, values: Floats) -> None:
         """Add the next elements."""
@@ -179,29 +166,17 @@ class StatsSum:
             known = np.isfinite(x)
             finite, x = x[known], np.where(known, x, 0)
             sampled = sampled[np.isfinite(sampled)]
-            self._non_finite += len(x) - len(finite)
+            self.non_finite += len(x) - len(finite)
             mean = finite.mean() if len(finite) else 0.0
-        self._n_zero += len(finite) - int(np.count_nonzero(finite))
+        self.n_zero += len(finite) - int(np.count_nonzero(finite))
         if len(finite):
-            self._largest = max(self._largest, float(finite.max()), -float(finite.min()))
-            self._moments += _moments(finite, float(mean))
-        self._sample.append(sampled.copy())
+            self.largest = max(self.largest, float(finite.max()), -float(finite.min()))
+            self.moments += _moments(finite, float(mean))
+        self.sample.append(sampled.copy())
         if self._row:
             squares = np.square(x, out=x).reshape(-1, self._row)
-            self._rows.append(squares.sum(axis=1))
-            self._columns += squares.sum(axis=0)
-
-    def finish(self) -> PieceStats:
-        """The figures of everything added."""
-        return PieceStats(
-            self._moments,
-            self._n_zero,
-            self._non_finite,
-            self._largest,
-            np.concatenate(self._sample) if self._sample else np.empty(0, np.float32),
-            np.concatenate(self._rows) if self._rows else np.empty(0),
-            self._columns,
-        )
+            self.rows.append(squares.sum(axis=1))
+            self.columns += squares.sum(axis=0)
 
 
 def _moments(x: Doubles, mean: float) -> Moments:
@@ -215,8 +190,9 @@ def _moments(x: Doubles, mean: float) -> Moments:
 def join_stats(weight: Weight, pieces: Sequence[PieceStats]) -> WeightStats:
     """A tensor's figures from its pieces, in order."""
     moments = functools.reduce(Moments.__add__, (piece.moments for piece in pieces), Moments())
-    sample = np.concatenate([np.empty(0, np.float32), *(piece.sample for piece in pieces)])
-    rows = np.concatenate([np.empty(0), *(piece.rows for piece in pieces)])
+    sample = np.concatenate([np.empty(0, np.float32), *(of for p in pieces for of in p.sample)])
+    rows = np.concatenate([np.empty(0), *(of for piece in pieces for of in piece.rows)])
+    columns = np.sum([piece.columns for piece in pieces], axis=0)
     known = bool(len(sample))
     percentiles = np.percentile(sample.astype(np.float64), PERCENTS) if known else [math.nan] * 5
     return WeightStats(
@@ -228,9 +204,7 @@ def join_stats(weight: Weight, pieces: Sequence[PieceStats]) -> WeightStats:
         percentiles=tuple(map(float, percentiles)),
         histogram=_histogram(sample),
         rows=_channels(rows) if len(rows) else None,
-        columns=_channels(np.sum([piece.columns for piece in pieces], axis=0))
-        if len(rows)
-        else None,
+        columns=_channels(columns) if len(rows) else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -99,20 +99,20 @@ class WeightError:
     n_bytes: int
     """of the candidate"""
     reference_bytes: int
-    sums: Sums
-    max_error: float
+    sums: Sums = Sums()
+    max_error: float = math.nan
     """largest |x-y|"""
-    p50: float
+    p50: float = math.nan
     """percentile of |x-y|, interpolated as numpy does; exact up to `SAMPLE` elements, otherwise of
     an evenly spaced sample, see `sample_stride`"""
-    p90: float
-    p99: float
-    p999: float
-    worst_block: int
+    p90: float = math.nan
+    p99: float = math.nan
+    p999: float = math.nan
+    worst_block: int = 0
     """index in the tensor of the block with the largest RMSE, the first of equal ones. Blocks are
     the candidate's, or of `UNQUANTIZED_BLOCK` elements if its type has none"""
-    worst_block_rmse: float
-    non_finite: int
+    worst_block_rmse: float = math.nan
+    non_finite: int = 0
     """elements that are NaN or infinite on either side; excluded"""
     skipped: str = ""
     """why all numbers are NaN; empty if they were computed"""
@@ -234,21 +234,23 @@ class ErrorSum:
         )
 
 
-def join_pieces(pieces: Sequence[PieceError]) -> PieceError:
-    """A tensor's error from its pieces, in order; NaN if nothing was compared."""
+def join_pieces(known: WeightError, pieces: Sequence[PieceError]) -> WeightError:
+    """`known` with the numbers of all pieces, in order; they are NaN if nothing was compared."""
     sums = functools.reduce(Sums.__add__, (piece.sums for piece in pieces), Sums())
-    non_finite = sum(piece.non_finite for piece in pieces)
-    sample = np.concatenate([np.empty(0, np.float32), *(piece.sample for piece in pieces)])
+    known = replace(known, sums=sums, non_finite=sum(piece.non_finite for piece in pieces))
     if not sums.n:
-        return PieceError(sums, math.nan, 0, math.nan, non_finite, sample)
+        return known
     worst = max(pieces, key=lambda piece: piece.worst_block_rmse)
-    return PieceError(
-        sums,
-        max(piece.max_error for piece in pieces),
-        worst.worst_block,
-        worst.worst_block_rmse,
-        non_finite,
-        sample,
+    p50, p90, p99, p999 = compute_percentiles(np.concatenate([of.sample for of in pieces]))
+    return replace(
+        known,
+        max_error=max(piece.max_error for piece in pieces),
+        worst_block=worst.worst_block,
+        worst_block_rmse=worst.worst_block_rmse,
+        p50=p50,
+        p90=p90,
+        p99=p99,
+        p999=p999,
     )
 
 

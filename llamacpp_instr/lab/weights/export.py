@@ -19,7 +19,7 @@ import numpy.typing as npt
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.lab.weights.measure import WeightReader
+from llamacpp_instr.lab.weights.measure import WeightReader, raw_shape
 from llamacpp_instr.model.file import Weight
 
 SUFFIXES = (".npz", ".safetensors")
@@ -110,11 +110,6 @@ def write_safetensors(
         except SafetensorError as error:
             raise InstrError(f"safetensors cannot write these tensors: {error}") from None
         path.chmod(mode)  # it puts another file there, which only its owner can read
-
-
-def raw_shape(weight: Weight) -> tuple[int, int]:
-    """(rows, bytes of a row) of the stored bytes."""
-    return (weight.n_rows, weight.type.row_bytes(weight.ne[0] if weight.ne else 1))
 
 
 def _metadata(weights: Sequence[Weight]) -> str:

@@ -1,27 +1,85 @@
-"""Measures the tensors of a model, and reads parts of them as numbers.
+"""Reads the tensors of model files as numbers, and measures them, alone or against a reference.
 
-Invariant: memory is bounded however large the model is, see `pieces`.
+Invariant: memory is bounded however large a model is: a part of a piece is read when a thread comes
+to it, and only a few tensors are in progress at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError, reason
 from llamacpp_instr.base.patterns import name_matches
-from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.lab.weights.blocks import no_tensor
+from llamacpp_instr.base.terminal import OnProgress, first_names
+from llamacpp_instr.lab.weights.blocks import Bytes, Floats, no_tensor
 from llamacpp_instr.lab.weights.dequantize import Dequantizer, load_dequantizer
-from llamacpp_instr.lab.weights.distribution import PieceStats, StatsSum, WeightStats, join_stats
-from llamacpp_instr.lab.weights.error import CHUNK, sample_stride
-from llamacpp_instr.lab.weights.layout import Bytes, Floats
-from llamacpp_instr.lab.weights.pieces import PIECE, Files, Job, open_files, read_stored, work
+from llamacpp_instr.lab.weights.distribution import PieceStats, WeightStats, join_stats
+from llamacpp_instr.lab.weights.error import (
+    CHUNK,
+    ErrorSum,
+    PieceError,
+    WeightError,
+    block_of,
+    join_pieces,
+    sample_stride,
+)
 from llamacpp_instr.llama.threads import usable_cpus
+from llamacpp_instr.log.schema import Leaf
 from llamacpp_instr.model.file import ModelFile, Weight
+
+PIECE = 1 << 22
+"""elements that a thread processes in one task: whole chunks"""
+
+_TOKENS, _OUTPUT = "token_embd.weight", "output.weight"
+
+Part = TypeVar("Part")
+Whole = TypeVar("Whole")
+
+
+@dataclass(frozen=True)
+class Job(Generic[Part, Whole]):
+    """A tensor: its pieces, which may be computed at once, and what joins them in order."""
+
+    n_bytes: int
+    pieces: Sequence[Callable[[], Part]]
+    join: Callable[[list[Part]], Whole]
+
+
+def work(
+    jobs: Sequence[Job[Part, Whole]], threads: int, on_progress: OnProgress | None = None
+) -> Iterator[Whole]:
+    """What the jobs joined, in order; `threads` pieces are computed at once. `on_progress` gets
+    (bytes read, bytes to read). No new piece is started after an error or Ctrl-C."""
+    total = sum(job.n_bytes for job in jobs)
+    done = 0
+    queue: deque[tuple[Job[Part, Whole], list[Future[Part]]]] = deque()
+    todo = iter(jobs)
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="weights")
+    try:
+        while True:
+            while len(queue) <= threads and (job := next(todo, None)):
+                queue.append((job, [pool.submit(piece) for piece in job.pieces]))
+            if not queue:
+                return
+            job, pieces = queue.popleft()
+            parts = []
+            for piece in pieces:
+                parts.append(piece.result())
+                if on_progress:
+                    on_progress(done + job.n_bytes * len(parts) // len(pieces), total)
+            done += job.n_bytes
+            yield job.join(parts)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def choose_weights(model: ModelFile, pattern: str) -> ModelFile:
@@ -34,55 +92,70 @@ def choose_weights(model: ModelFile, pattern: str) -> ModelFile:
 
 
 class WeightReader:
-    """Reads tensors of a model as numbers."""
+    """Reads tensors of a model as numbers. All methods that read raise `UsageError` if the file
+    became shorter."""
 
     def __init__(self, model: ModelFile) -> None:
         """Raises `UsageError` if a file cannot be read."""
-        self._files = open_files(model.headers)
-        self._dequantizer = load_dequantizer()
+        try:
+            # not mapped: a page of a map that is not in the file any more would end the process
+            self._files = {path: path.open("rb", buffering=0) for path in model.headers}
+        except OSError as error:
+            raise UsageError(f"{error.filename} cannot be read: {reason(error)}") from None
+        self.dequantizer = load_dequantizer()
 
     def check(self, weight: Weight) -> None:
         """Raises `UsageError` if the tensor's type has no conversion to numbers."""
-        if not self._dequantizer.reads(weight.type):
-            cure = " (`instr build` installs one that has)" * (self._dequantizer.name != "ggml")
+        if not self.dequantizer.reads(weight.type):
+            cure = " (`instr build` installs one that has)" * (self.dequantizer.name != "ggml")
             raise UsageError(
                 f"{weight.path}: tensor {weight.name!r} is {weight.type}, and "
-                f"{self._dequantizer.name} cannot convert that to numbers{cure}"
+                f"{self.dequantizer.name} cannot convert that to numbers{cure}"
             )
 
+    def _stored(self, weight: Weight, start: int, end: int) -> Bytes:
+        """The bytes of elements `start` to `end`."""
+        size = weight.type.row_bytes(end - start)
+        begin = weight.offset + weight.type.row_bytes(start)
+        data = os.pread(self._files[weight.path].fileno(), size, begin)  # threads share no position
+        if len(data) < size:
+            raise UsageError(f"{weight.path} became shorter while it was read")
+        return np.frombuffer(data, np.uint8)
+
+    def fill(self, weight: Weight, start: int, room: Floats) -> None:
+        """Writes as many elements as `room` has to it, from element `start` on."""
+        data = self._stored(weight, start, start + room.size)
+        self.dequantizer.fill(weight.type, data, room.size, room)
+
     def read(self, weight: Weight, row: int, end: int, column: int, column_end: int) -> Floats:
-        """(end - row, column_end - column) a part of a tensor as rows of `ne[0]` elements. Raises
-        `UsageError` if the file became shorter."""
+        """(end - row, column_end - column) a part of a tensor as rows of `ne[0]` elements."""
         type_ = weight.type
         first = column // type_.block * type_.block
         last = -(-column_end // type_.block) * type_.block
         n = weight.ne[0] if weight.ne else 1
-        data = read_stored(self._files, weight, row * n, end * n)
-        rows = data.reshape(end - row, type_.row_bytes(n))
+        rows = self._stored(weight, row * n, end * n).reshape(end - row, type_.row_bytes(n))
         part = rows[:, type_.row_bytes(first) : type_.row_bytes(last)].ravel()
-        values = self._dequantizer.to_float(type_, part, (end - row) * (last - first))
+        values = self.dequantizer.to_float(type_, part, (end - row) * (last - first))
         return values.reshape(end - row, last - first)[:, column - first : column_end - first]
 
     def pieces(self, weight: Weight) -> Iterator[Floats]:
         """All elements of a tensor in stored order, some millions at a time."""
-        for start in range(0, weight.n_elements, PIECE):
-            end = min(start + PIECE, weight.n_elements)
-            data = read_stored(self._files, weight, start, end)
-            yield self._dequantizer.to_float(weight.type, data, end - start)
+        for start, end in _ranges(weight.n_elements):
+            data = self._stored(weight, start, end)
+            yield self.dequantizer.to_float(weight.type, data, end - start)
 
     def bytes(self, weight: Weight) -> Iterator[Bytes]:
         """The stored bytes of a tensor, some millions at a time."""
-        for start in range(0, weight.n_elements, PIECE):
-            end = min(start + PIECE, weight.n_elements)
-            yield read_stored(self._files, weight, start, end)
+        for start, end in _ranges(weight.n_elements):
+            yield self._stored(weight, start, end)
 
     def raw(self, weight: Weight) -> Bytes:
         """(rows, bytes of a row) the stored bytes of a tensor, mapped, not read."""
-        row = weight.type.row_bytes(weight.ne[0] if weight.ne else 1)
+        shape = raw_shape(weight)
         if not weight.n_elements:
-            return np.empty((weight.n_rows, row), np.uint8)
+            return np.empty(shape, np.uint8)
         try:
-            return np.memmap(weight.path, np.uint8, "r", weight.offset, (weight.n_rows, row))
+            return np.memmap(weight.path, np.uint8, "r", weight.offset, shape)
         except (OSError, ValueError) as error:
             raise UsageError(f"{weight.path} cannot be read: {reason(error)}") from None
 
@@ -94,42 +167,164 @@ class WeightReader:
     ) -> Iterator[WeightStats]:
         """The figures of tensors, in order. `threads` pieces are computed at once, by default one
         per CPU; the result does not depend on it. `on_progress` gets (bytes read, bytes to read).
-        Raises `UsageError` for a tensor that `check` refuses, or if a file became shorter."""
+        Raises `UsageError` for a tensor that `check` refuses."""
         for weight in weights:
             self.check(weight)
         jobs = [
             Job(
                 weight.n_bytes,
-                [
-                    partial(_piece, self._files, self._dequantizer, weight, *at)
-                    for at in _at(weight)
-                ],
+                [partial(self._measure, weight, *at) for at in _whole_rows(weight)],
                 partial(join_stats, weight),
             )
             for weight in weights
         ]
         return work(jobs, threads or usable_cpus(), on_progress)
 
+    def _measure(self, weight: Weight, start: int, end: int) -> PieceStats:
+        row = weight.ne[0] if weight.n_rows > 1 else 0
+        stride = sample_stride(weight.n_elements, weight.ne[0] if weight.ne else 1)
+        stats = PieceStats(start, stride, row)
+        room = np.empty(max(CHUNK // row, 1) * row if row else CHUNK, np.float32)
+        for at in range(start, end, room.size):
+            values = room[: end - at]
+            self.fill(weight, at, values)
+            stats.add(values)
+        return stats
 
-def _at(weight: Weight) -> Iterator[tuple[int, int]]:
-    """The ranges of elements of the pieces; of a tensor with several rows, whole rows."""
-    step = PIECE
-    if weight.n_rows > 1:
-        step = max(PIECE // weight.ne[0], 1) * weight.ne[0] if weight.ne[0] else 1
-    for start in range(0, weight.n_elements, step):
-        yield start, min(start + step, weight.n_elements)
+
+def raw_shape(weight: Weight) -> tuple[int, int]:
+    """(rows, bytes of a row) of the stored bytes."""
+    return (weight.n_rows, weight.type.row_bytes(weight.ne[0] if weight.ne else 1))
 
 
-def _piece(
-    files: Files, dequantizer: Dequantizer, weight: Weight, start: int, end: int
-) -> PieceStats:
-    row = weight.ne[0] if weight.n_rows > 1 else 0
-    stride = sample_stride(weight.n_elements, weight.ne[0] if weight.ne else 1)
-    stats = StatsSum(start, stride, row)
-    room = np.empty(max(CHUNK // row, 1) * row if row else CHUNK, np.float32)
-    for at in range(start, end, room.size):
-        n = min(room.size, end - at)
-        data = read_stored(files, weight, at, at + n)
-        list(dequantizer.fill(weight.type, data, n, room))
-        stats.add(room[:n])
-    return stats.finish()
+def _ranges(n_elements: int, step: int | None = None) -> list[tuple[int, int]]:
+    """The ranges of elements of pieces of `step`, by default of `PIECE`."""
+    step = step or PIECE
+    return [(start, min(start + step, n_elements)) for start in range(0, n_elements, step)]
+
+
+def _whole_rows(weight: Weight) -> list[tuple[int, int]]:
+    """Like `_ranges`; of a tensor with several rows, whole rows."""
+    row = weight.ne[0] if weight.n_rows > 1 else 1
+    return _ranges(weight.n_elements, max(PIECE // row, 1) * row if row else None)
+
+
+class LeafWeights:
+    """The weights of a model file, as the leafs of a graph name them."""
+
+    def __init__(self, model: ModelFile) -> None:
+        self._model = model
+        self._reader = WeightReader(model)
+
+    def check(self, leaf: Leaf) -> None:
+        """Raises `UsageError` for a weight that the file does not have in this shape."""
+        weight = self._model.by_name.get(leaf.name)
+        if weight is None or [n for n in weight.ne if n > 1] != [n for n in leaf.ne if n > 1]:
+            raise UsageError(f"{self._model.path} has no tensor {leaf.name!r} of this shape")
+        self._reader.check(weight)
+
+    def pieces(self, leaf: Leaf) -> Iterator[NDArray[Any]]:
+        """The weight in stored order: float16 if it is of type F16, else float32."""
+        weight = self._model.by_name[leaf.name]
+        if leaf.type == "f16":
+            return (piece.view("<f2") for piece in self._reader.bytes(weight))
+        return self._reader.pieces(weight)
+
+
+def compute_weight_errors(
+    reference: ModelFile,
+    candidate: ModelFile,
+    threads: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[WeightError]:
+    """The error of every tensor of `candidate` against `reference`, in the file's order. `threads`
+    and `on_progress` as in `WeightReader.measure`.
+
+    If only one model has an `output.weight`, it is compared with the other's token embedding,
+    which llama.cpp then uses as the output; that embedding adds no bytes. A tensor of a type that
+    the dequantizer cannot read has no numbers, and the reason in `skipped`.
+
+    Raises `UsageError`, which names the tensor, if the models differ in architecture, tensors or
+    shapes.
+    """
+    readers = WeightReader(reference), WeightReader(candidate)
+    jobs = [
+        Job(
+            theirs.n_bytes + ours.n_bytes,
+            [
+                partial(_error_of_piece, *readers, theirs, ours, *at)
+                for at in ([] if error.skipped else _ranges(ours.n_elements))
+            ],
+            partial(join_pieces, error),
+        )
+        for theirs, ours, error in _match(reference, candidate, readers[0].dequantizer)
+    ]
+    return list(work(jobs, threads or usable_cpus(), on_progress))
+
+
+def _match(
+    reference: ModelFile, candidate: ModelFile, dequantizer: Dequantizer
+) -> list[tuple[Weight, Weight, WeightError]]:
+    """Each tensor of both models, and what is known of its error before it is measured."""
+    what = f"{candidate.path} and {reference.path} are not versions of the same model"
+    if reference.architecture != candidate.architecture:
+        raise UsageError(
+            f"{what}: one's architecture is {candidate.architecture!r}, the other's "
+            f"{reference.architecture!r}"
+        )
+    theirs, ours = _weights(reference, candidate), _weights(candidate, reference)
+    only = [
+        f"only {path} has {first_names(lone)}"
+        for one, other, path in ((ours, theirs, candidate.path), (theirs, ours, reference.path))
+        if (lone := [repr(name) for name in one if name not in other])
+    ]
+    if only:
+        raise UsageError(f"{what}: {'; '.join(only)}")
+    pairs = []
+    for name, weight in ours.items():
+        peer = theirs[name]
+        if weight.ne != peer.ne:
+            raise UsageError(
+                f"{what}: tensor {name!r} has the shape {list(weight.ne)} in one, "
+                f"{list(peer.ne)} in the other"
+            )
+        lacking = [type_ for type_ in (weight.type, peer.type) if not dequantizer.reads(type_)]
+        error = WeightError(
+            name=weight.name,
+            layer=weight.layer,
+            role=weight.role,
+            reference_type=peer.type,
+            type=weight.type,
+            n_elements=weight.n_elements,
+            n_bytes=weight.n_bytes if name in candidate.by_name else 0,
+            reference_bytes=peer.n_bytes if name in reference.by_name else 0,
+            skipped=f"{dequantizer.name} has no conversion of {lacking[0]}" if lacking else "",
+        )
+        pairs.append((peer, weight, error))
+    return pairs
+
+
+def _weights(model: ModelFile, other: ModelFile) -> dict[str, Weight]:
+    """The weights by name, with an output even if only the other model has one of its own."""
+    weights = dict(model.by_name)
+    if _TOKENS in weights and _OUTPUT not in weights and _OUTPUT in other.by_name:
+        weights[_OUTPUT] = replace(weights[_TOKENS], name=_OUTPUT)
+    return weights
+
+
+def _error_of_piece(
+    reference: WeightReader,
+    candidate: WeightReader,
+    theirs: Weight,
+    ours: Weight,
+    start: int,
+    end: int,
+) -> PieceError:
+    row = ours.ne[0] if ours.ne else 1  # a number has no dimensions
+    errors = ErrorSum(block_of(ours.type), sample_stride(ours.n_elements, row), start)
+    for at in range(start, end, errors.x.size):
+        n = min(errors.x.size, end - at)
+        reference.fill(theirs, at, errors.x[:n])
+        candidate.fill(ours, at, errors.y[:n])
+        errors.add(n)
+    return errors.finish()

@@ -7,7 +7,6 @@ Invariant: memory does not grow with the tensor. Only counts, the worst blocks a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,14 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.lab.weights.blocks import load_values, place, read_blocks
-from llamacpp_instr.lab.weights.layout import LAYOUTS, Blocks, CodeRange, Codes, Floats
+from llamacpp_instr.lab.weights.blocks import (
+    LAYOUTS,
+    Blocks,
+    CodeRange,
+    Floats,
+    load_values,
+    place,
+    read_blocks,
+)
 from llamacpp_instr.model.file import Weight
 
 GRID = 512
 """maximum of rows and columns of a grid"""
 WORST = 10
 """number of worst blocks that are listed"""
+# scales are counted by their upper bits: they come from at most 16 bits, so the rest is zero
+_SHIFT = 13
 
 Counts: TypeAlias = "NDArray[np.int64]"
 Doubles: TypeAlias = "NDArray[np.float64]"
@@ -43,20 +51,21 @@ class CodeCounts:
     @property
     def n_lowest(self) -> int:
         """Codes of the lowest level or below."""
-        return self._n([level <= self.codes.ends[0] for level in self.codes.levels])
+        return int(self.counts[self._levels <= self.codes.ends[0]].sum())
 
     @property
     def n_highest(self) -> int:
         """Codes of the highest level or above."""
-        return self._n([level >= self.codes.ends[1] for level in self.codes.levels])
+        return int(self.counts[self._levels >= self.codes.ends[1]].sum())
 
     @property
     def n_zero(self) -> int:
         """Codes of zero."""
-        return self._n([level == 0 for level in self.codes.levels])
+        return int(self.counts[self._levels == 0].sum())
 
-    def _n(self, chosen: Sequence[bool]) -> int:
-        return int(self.counts[np.array(chosen)].sum())
+    @property
+    def _levels(self) -> Doubles:
+        return np.array(self.codes.levels, np.float64)
 
 
 @dataclass(frozen=True)
@@ -141,26 +150,23 @@ def compute_block_stats(
     `UsageError` if a file is truncated meanwhile.
     """
     type_, layout = weight.type, LAYOUTS[weight.type.name]
-    quants = _Counter(layout.quants)
-    scales = _Counter(layout.scales) if layout.scales is not None else None
-    mins = _Counter(layout.mins) if layout.mins is not None else None
-    d, dmin = _Patterns(), _Patterns()
-    steps = _Cells(weight, layout.sub_block or type_.block)
-    errors = _Errors(weight, layout.sub_block or type_.block) if reference is not None else None
+    sub_block = layout.sub_block or type_.block
+    ranges = {"quants": layout.quants, "scales": layout.scales, "mins": layout.mins}
+    by_byte = {name: np.zeros(256, np.int64) for name, codes in ranges.items() if codes is not None}
+    by_bits = {name: np.zeros(1 << (32 - _SHIFT), np.int64) for name in ("d", "dmin")}
+    steps = _Cells(weight, sub_block)
+    errors = _Errors(weight, sub_block) if reference is not None else None
     # counts NaN scales, without a warning
     with np.errstate(invalid="ignore", over="ignore"):
         for begin, blocks in read_blocks(weight):
-            parts, n = blocks.parts, len(blocks.parts.quants)
-            for counter, codes in (
-                (quants, parts.quants),
-                (scales, parts.scales),
-                (mins, parts.mins),
-            ):
-                if counter is not None and codes is not None:
-                    counter.add(codes)
-            for patterns, numbers in ((d, parts.d), (dmin, parts.dmin)):
-                if numbers is not None:
-                    patterns.add(numbers)
+            n = len(blocks.parts.quants)
+            for name, counts in by_byte.items():
+                codes = getattr(blocks.parts, name).view(np.uint8).ravel()
+                counts += np.bincount(codes, minlength=256)
+            for name, counts in by_bits.items():
+                if (numbers := getattr(blocks.parts, name)) is not None:
+                    seen, n_seen = np.unique(numbers.view(np.uint32) >> _SHIFT, return_counts=True)
+                    counts[seen] += n_seen
             steps.add_for_mean(begin, np.abs(blocks.steps()).astype(np.float64))
             if reference is not None and errors is not None:
                 errors.add(
@@ -168,69 +174,49 @@ def compute_block_stats(
                 )
             if on_progress is not None:
                 on_progress((begin + n) * type_.block_bytes, weight.n_bytes)
+    counted = {
+        name: CodeCounts(codes, by_byte[name][np.arange(codes.low, codes.high + 1) & 0xFF])
+        for name, codes in ranges.items()
+        if codes is not None
+    }
     return BlockStats(
         weight=weight,
-        quants=quants.counted(),
-        d=d.distribution(layout.least_normal),
-        dmin=dmin.distribution(layout.least_normal),
-        scales=scales.counted() if scales is not None else None,
-        mins=mins.counted() if mins is not None else None,
-        scale_grid=steps.mean(),
-        error_grid=errors.cells.largest() if errors is not None else None,
+        quants=counted["quants"],
+        d=_distribution(by_bits["d"], layout.least_normal),
+        dmin=_distribution(by_bits["dmin"], layout.least_normal),
+        scales=counted.get("scales"),
+        mins=counted.get("mins"),
+        scale_grid=steps.grid(steps.numbers / steps.filled),
+        error_grid=errors.cells.grid(errors.cells.numbers) if errors is not None else None,
         errors=errors.errors() if errors is not None else None,
     )
 
 
-class _Counter:
-    def __init__(self, codes: CodeRange) -> None:
-        self.codes = codes
-        self.by_byte = np.zeros(256, np.int64)
-
-    def add(self, codes: Codes) -> None:
-        self.by_byte += np.bincount(codes.view(np.uint8).ravel(), minlength=256)
-
-    def counted(self) -> CodeCounts:
-        numbers = np.arange(self.codes.low, self.codes.high + 1)
-        return CodeCounts(self.codes, self.by_byte[numbers & 0xFF])
-
-
-class _Patterns:
-    """Counts float32 by their upper bits. They come from at most 16 bits, so the rest is zero."""
-
-    SHIFT = 13
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(1 << (32 - self.SHIFT), np.int64)
-
-    def add(self, numbers: Floats) -> None:
-        seen, counts = np.unique(numbers.view(np.uint32) >> self.SHIFT, return_counts=True)
-        self.counts[seen] += counts
-
-    def distribution(self, least_normal: float) -> Distribution | None:
-        """None if nothing was added."""
-        seen = np.flatnonzero(self.counts)
-        if not len(seen):
-            return None
-        with np.errstate(invalid="ignore"):
-            numbers = (seen.astype(np.uint32) << self.SHIFT).view(np.float32).astype(np.float64)
-        counts = self.counts[seen]
-        finite = np.isfinite(numbers)
-        order = np.argsort(numbers[finite])
-        spread, up_to = numbers[finite][order], counts[finite][order].cumsum()
-        least = median = largest = math.nan
-        if len(spread):
-            middle = spread[np.searchsorted(up_to, (up_to[-1] + 1) // 2)]
-            least, median, largest = float(spread[0]), float(middle), float(spread[-1])
-        size = np.abs(numbers)
-        return Distribution(
-            n=int(counts.sum()),
-            least=least,
-            median=median,
-            largest=largest,
-            n_zero=int(counts[size == 0].sum()),
-            n_denormal=int(counts[(size > 0) & (size < least_normal)].sum()),
-            n_non_finite=int(counts[~finite].sum()),
-        )
+def _distribution(by_bits: Counts, least_normal: float) -> Distribution | None:
+    """Of float32 that are counted by their upper bits; None if there are none."""
+    seen = np.flatnonzero(by_bits)
+    if not len(seen):
+        return None
+    with np.errstate(invalid="ignore"):
+        numbers = (seen.astype(np.uint32) << _SHIFT).view(np.float32).astype(np.float64)
+    counts = by_bits[seen]
+    finite = np.isfinite(numbers)
+    order = np.argsort(numbers[finite])
+    spread, up_to = numbers[finite][order], counts[finite][order].cumsum()
+    least = median = largest = math.nan
+    if len(spread):
+        middle = spread[np.searchsorted(up_to, (up_to[-1] + 1) // 2)]
+        least, median, largest = float(spread[0]), float(middle), float(spread[-1])
+    size = np.abs(numbers)
+    return Distribution(
+        n=int(counts.sum()),
+        least=least,
+        median=median,
+        largest=largest,
+        n_zero=int(counts[size == 0].sum()),
+        n_denormal=int(counts[(size > 0) & (size < least_normal)].sum()),
+        n_non_finite=int(counts[~finite].sum()),
+    )
 
 
 class _Cells:
@@ -259,13 +245,7 @@ class _Cells:
         """Like `add_for_mean`; a cell shows their largest."""
         np.maximum.at(self.numbers, self._cells(begin, len(numbers)), numbers.ravel())
 
-    def mean(self) -> Grid:
-        return self._grid(self.numbers / self.filled)
-
-    def largest(self) -> Grid:
-        return self._grid(self.numbers)
-
-    def _grid(self, numbers: Doubles) -> Grid:
+    def grid(self, numbers: Doubles) -> Grid:
         return Grid(
             numbers.reshape(self.shape),
             self.rows_per_cell,

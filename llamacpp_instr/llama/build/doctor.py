@@ -18,7 +18,7 @@ from typing import Any
 from llamacpp_instr import __version__
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.base.system import EXTRAS, is_installed, missing_modules, python
-from llamacpp_instr.llama.build.upstream import patch_digest, patches_dir, read_upstream
+from llamacpp_instr.llama.build.source_tree import patch_digest, patches_dir, read_upstream
 from llamacpp_instr.llama.build.wheel import compilers, cpu_identity
 from llamacpp_instr.llama.native import ABI
 from llamacpp_instr.llama.threads import usable_cpus
@@ -35,7 +35,8 @@ answer["features"] = llama_cpp.llama_print_system_info().decode("utf-8", "replac
 try:
     info = low._lib.llama_instr_info
     info.restype = ctypes.c_char_p
-    answer["info"] = json.loads(info())
+    found = json.loads(info())
+    answer |= {key: found.get(key, "") for key in ("patches", "commit")}
     answer["abi"] = low._lib.llama_instr_abi()
 except AttributeError:
     pass
@@ -156,33 +157,26 @@ def probe_library() -> Library:
     if asked.returncode != 0:
         return Library(error=(asked.stderr.strip().splitlines() or ["it prints nothing"])[-1])
     answer = json.loads(asked.stdout.splitlines()[-1])
-    info = answer.get("info", {})
-    return Library(
-        version=answer["version"],
-        path=answer["path"],
-        features=[part.strip() for part in answer["features"].split("|") if part.strip()],
-        abi=answer.get("abi"),
-        patches=info.get("patches", ""),
-        commit=info.get("commit", ""),
-    )
+    parts = [part.strip() for part in answer.pop("features").split("|")]
+    return Library(features=[part for part in parts if part], **answer)
 
 
 def library_problems(library: Library, digest: str) -> list[str]:
     """The problems of the library that prevent recording; `digest` is this package's patch set."""
+    if library.error.endswith("No module named 'llama_cpp'"):
+        return ["llama_cpp is not installed; run: instr build"]
+    where, cure = f"{library.path} (llama-cpp-python {library.version})", "run: instr build"
     if library.error:
-        if library.error.endswith("No module named 'llama_cpp'"):
-            return ["llama_cpp is not installed; run: instr build"]
-        return [f"llama_cpp cannot be loaded: {library.error}; run: instr build"]
-    if library.abi is None:
-        where = f"{library.path} (llama-cpp-python {library.version})"
+        problem = f"llama_cpp cannot be loaded: {library.error}"
+    elif library.abi is None:
+        problem = f"{where} is not the instrumented library"
         if os.environ.get("LLAMA_CPP_LIB_PATH"):
-            return [f"{where} is not the instrumented library; unset LLAMA_CPP_LIB_PATH"]
-        return [f"{where} is not the instrumented library; run: instr build"]
-    if library.abi != ABI:
-        return [f"the library has ABI {library.abi}, this package needs {ABI}; run: instr build"]
-    if library.patches != digest:
-        return [
-            f"the library was built from patch set {library.patches}, this package has {digest}; "
-            "run: instr build"
-        ]
-    return []
+            cure = "unset LLAMA_CPP_LIB_PATH"
+    elif library.abi != ABI:
+        problem = f"the library has ABI {library.abi}, this package needs {ABI}"
+    elif library.patches != digest:
+        built = library.patches
+        problem = f"the library was built from patch set {built}, this package has {digest}"
+    else:
+        return []
+    return [f"{problem}; {cure}"]

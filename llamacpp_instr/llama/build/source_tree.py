@@ -1,7 +1,8 @@
 """Makes the source tree that is built: the pinned sdist, unpacked and patched, plus our files.
 
-Every build starts from the pristine sdist, so no patch can be applied twice. The sdist that pip
-fetched is used only if its sha256 equals the pin's.
+`patches/UPSTREAM.toml` is the only place that contains the version, the checksum and the commit;
+all code reads them from here. Every build starts from the pristine sdist, so no patch can be
+applied twice.
 """
 
 from __future__ import annotations
@@ -12,23 +13,136 @@ import re
 import shutil
 import tarfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from llamacpp_instr.base.errors import BuildError, reason
 from llamacpp_instr.base.system import pip, temporary_directory
 from llamacpp_instr.llama.build.log import BuildLog
-from llamacpp_instr.llama.build.upstream import (
-    Upstream,
-    concerns_wheel,
-    overlay_files,
-    patch_digest,
-    pin_line,
-    read_series,
-    read_upstream,
-)
 
+PIN_FILE = "UPSTREAM.toml"
 VENDORED = Path("vendor/llama.cpp")
 BUILD_HEADER = VENDORED / "src" / "llama-instrumentation-build.h"
+
+_LINE = re.compile(r'(?P<key>\w+)\s*=\s*(?:"(?P<text>[^"]*)"|(?P<number>\d+))\s*(?:#.*)?')
+# keys with a text: its pattern, and what it must be
+_TEXTS = {
+    "version": (r"\d+(\.\d+)+", 'text such as "0.3.36"'),
+    "sha256": (r"[0-9a-f]{64}", "64 hexadecimal digits"),
+    "commit": (r"[0-9a-f]{40}", "40 hexadecimal digits"),
+}
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The pin: the sdist of llama-cpp-python, and the llama.cpp that it vendors."""
+
+    version: str
+    """of llama-cpp-python"""
+    sha256: str
+    """of its sdist, 64 hexadecimal digits"""
+    commit: str
+    """of the vendored llama.cpp, 40 hexadecimal digits"""
+    revision: int
+    """number of the patch set's release for this version"""
+
+    @property
+    def wheel_version(self) -> str:
+        """The version of the patched wheel."""
+        return f"{self.version}+instr.{self.revision}"
+
+
+def patches_dir() -> Path:
+    """The directory that contains `UPSTREAM.toml`, `series` and `src/`: at the root of a checkout,
+    inside the package of an installed wheel. Raises BuildError if neither exists."""
+    package = Path(__file__).resolve().parents[2]
+    places = [package.parent / "patches", package / "patches"]
+    for place in places:
+        if (place / PIN_FILE).is_file():
+            return place
+    raise BuildError(f"no {PIN_FILE} in {' or '.join(map(str, places))}; reinstall llamacpp-instr")
+
+
+def read_upstream(patches: Path) -> Upstream:
+    """The pin of the patch set in `patches`. Raises BuildError, which names the wrong line.
+
+    Parsed by hand, because the file has four flat keys and Python 3.10 has no TOML reader.
+    """
+    path = patches / PIN_FILE
+    found: dict[str, Any] = {}
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            form = 'key = "text" or key = number'
+            raise BuildError(f"{path}:{number}: expected {form}, got {line!r}")
+        text = match["text"]
+        found[match["key"]] = int(match["number"]) if text is None else text
+    for key, (pattern, wanted) in _TEXTS.items():
+        value = found.get(key)
+        if not isinstance(value, str) or not re.fullmatch(pattern, value):
+            raise BuildError(f"{path}: {key} must be {wanted}, got {value!r}")
+    if not isinstance(found.get("revision"), int):
+        raise BuildError(f"{path}: revision must be a number, got {found.get('revision')!r}")
+    if unknown := found.keys() - {*_TEXTS, "revision"}:
+        raise BuildError(f"{path}: unknown key {min(unknown)!r}")
+    return Upstream(**found)
+
+
+def pin_line(patches: Path, key: str) -> str:
+    """`PATH:LINE` of a key of the pin, for a message that says which line to update."""
+    path = patches / PIN_FILE
+    for number, line in enumerate(_read(path).splitlines(), start=1):
+        if line.split("=")[0].strip() == key:
+            return f"{path}:{number}"
+    return str(path)
+
+
+def read_series(patches: Path) -> list[str]:
+    """File names of the patches, relative to `patches`, in the order of application."""
+    path = patches / "series"
+    lines = [line.split("#")[0].strip() for line in _read(path).splitlines()]
+    names = [name for name in lines if name]
+    for name in names:
+        if not (patches / name).is_file():
+            raise BuildError(f"{path}: it names {name}, which does not exist")
+    return names
+
+
+def concerns_wheel(name: str) -> bool:
+    """Whether a patch changes the sdist around llama.cpp, and thus how the wheel is made."""
+    return name.startswith("wheel/")
+
+
+def overlay_files(patches: Path) -> list[Path]:
+    """The files below `patches/src`, relative to it and sorted; the build copies them in."""
+    source = patches / "src"
+    return sorted(path.relative_to(source) for path in source.rglob("*") if path.is_file())
+
+
+def patch_digest(patches: Path) -> str:
+    """12 hexadecimal digits over the pin, the series, its patches and the overlay.
+
+    Each file is hashed with its name and length, so that moving text between files changes the
+    digest. Other files in `patches` (its README) do not change it.
+    """
+    names = [PIN_FILE, "series", *read_series(patches)]
+    names += [f"src/{path.as_posix()}" for path in overlay_files(patches)]
+    digest = hashlib.sha256()
+    for name in names:
+        content = (patches / name).read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:12]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BuildError(f"{path}: {error.strerror}") from None
 
 
 def fetch_sdist(patches: Path, cache: Path, log: BuildLog) -> Path:
@@ -46,20 +160,17 @@ def fetch_sdist(patches: Path, cache: Path, log: BuildLog) -> Path:
         requirement = f"llama-cpp-python=={upstream.version} --hash=sha256:{upstream.sha256}"
         fetched, output = download_sdist(requirement, directory, log)
         if fetched is None:
-            other = re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE)
-            if other:
-                raise checksum_error(patches, upstream, other[1])
+            if other := re.search(r"^\s*Got\s+([0-9a-f]{64})", output, re.MULTILINE):
+                check_sdist(other[1], patches)
             raise log.failure(f"pip could not fetch llama-cpp-python {upstream.version}", output)
-        verify_sdist(fetched, patches)
+        check_sdist(sha256_of(fetched), patches)
         fetched.replace(kept)
     return kept
 
 
 def download_sdist(requirement: str, into: Path, log: BuildLog) -> tuple[Path | None, str]:
-    """Let pip fetch the sdist of one line of a requirements file into the directory `into`.
-
-    Returns its path (None if pip failed) and pip's output.
-    """
+    """Let pip fetch the sdist of one line of a requirements file into the directory `into`. Returns
+    its path (None if pip failed) and pip's output."""
     requirements = into / "requirements.txt"
     requirements.write_text(f"{requirement}\n")
     source = ("--no-binary", "llama-cpp-python", "-r", str(requirements))
@@ -67,21 +178,15 @@ def download_sdist(requirement: str, into: Path, log: BuildLog) -> tuple[Path | 
     return next(into.glob("*.tar.gz"), None) if status == 0 else None, output
 
 
-def verify_sdist(sdist: Path, patches: Path) -> None:
-    """Raises BuildError, which names the line of the pin, unless the file's sha256 is the pin's."""
+def check_sdist(sha256: str, patches: Path) -> None:
+    """Raises BuildError, which names the line of the pin, unless the sha256 is the pin's."""
     upstream = read_upstream(patches)
-    actual = sha256_of(sdist)
-    if actual != upstream.sha256:
-        raise checksum_error(patches, upstream, actual)
-
-
-def checksum_error(patches: Path, upstream: Upstream, actual: str) -> BuildError:
-    """The error for an sdist that is not the pinned one."""
-    return BuildError(
-        f"the sdist of llama-cpp-python {upstream.version} has sha256 {actual}, but "
-        f"{pin_line(patches, 'sha256')} says {upstream.sha256}; "
-        "update that line only if the new file is the one you trust"
-    )
+    if sha256 != upstream.sha256:
+        raise BuildError(
+            f"the sdist of llama-cpp-python {upstream.version} has sha256 {sha256}, but "
+            f"{pin_line(patches, 'sha256')} says {upstream.sha256}; "
+            "update that line only if the new file is the one you trust"
+        )
 
 
 def make_tree(sdist: Path, into: Path, patches: Path, log: BuildLog, *, patched: bool) -> Path:

@@ -1,12 +1,15 @@
 """Builds and installs llama-cpp-python with our patches, and caches the wheels.
 
 The cache key of a wheel is the digest of everything that its content depends on: the sdist, the
-patches, the flags, the compilers, the platform, and the CPU if kernels are compiled for it. Tests
-and benchmarks compare with the unpatched wheel of the same sdist, which is built in the same way.
+patches, the flags, the compilers, the platform, and the CPU if kernels are compiled for it.
+
+Wheels in the cache are installed, so no other user may write there. A wheel is valid only with its
+digest, which is written last.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -15,26 +18,29 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 from urllib.parse import unquote
 
 from llamacpp_instr.base.errors import BuildError, reason
-from llamacpp_instr.base.system import pip
-from llamacpp_instr.llama.build.cache import keep_wheel, kept_wheel, own_cache, workplace
-from llamacpp_instr.llama.build.log import BuildLog
-from llamacpp_instr.llama.build.progress import BuildProgress
-from llamacpp_instr.llama.build.source_tree import fetch_sdist, make_tree, no_repository, sha256_of
-from llamacpp_instr.llama.build.upstream import (
+from llamacpp_instr.base.system import cache_dir, pip
+from llamacpp_instr.llama.build.log import BuildLog, BuildProgress
+from llamacpp_instr.llama.build.source_tree import (
     concerns_wheel,
+    fetch_sdist,
+    make_tree,
+    no_repository,
     patch_digest,
     patches_dir,
     read_series,
     read_upstream,
+    sha256_of,
 )
 from llamacpp_instr.llama.threads import usable_cpus
 
@@ -47,9 +53,105 @@ CONSTRAINTS = "build-constraints.txt"
 _FLAG_VARIABLES = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CMAKE_ARGS")
 
 
+def own_cache() -> Path:
+    """`cache_dir()`, created if necessary. Raises BuildError if other users can write to it or to
+    a file in it."""
+    cache = cache_dir()
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        for name in ("", "converters", "imports", "logs", "sdist", "wheels", "work"):
+            _own_directory(cache / name)
+    except OSError as error:
+        raise _unusable(error, cache) from None
+    return cache
+
+
+def kept_wheel(cache: Path, key: str) -> Path | None:
+    """The wheel of a key, if the cache has it and its digest is right; else None."""
+    place = cache / "wheels" / key
+    if place.is_dir():
+        _own_directory(place)
+    for wheel in place.glob("*.whl"):
+        digest, line = _digest_of(wheel)
+        if digest.is_file() and digest.read_text(encoding="utf-8") == line:
+            return wheel
+    return None
+
+
+def keep_wheel(cache: Path, key: str, wheel: Path) -> Path:
+    """Move a wheel into the cache, replacing an existing one; returns its new path."""
+    place = cache / "wheels" / key
+    shutil.rmtree(place, ignore_errors=True)
+    _own_directory(place)
+    kept = wheel.replace(place / wheel.name)
+    digest, line = _digest_of(kept)
+    digest.write_text(line, encoding="utf-8")
+    return kept
+
+
+def _digest_of(wheel: Path) -> tuple[Path, str]:
+    """The file with the digest, and what is in it: a line in the format of `sha256sum`."""
+    return wheel.with_name(f"{wheel.name}.sha256"), f"{sha256_of(wheel)}  {wheel.name}\n"
+
+
+def _own_directory(path: Path) -> None:
+    """Create a private directory. Raises BuildError for one that others can write to."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        problem, remedy = "belongs to another user", "set"
+    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        problem, remedy = "can be written by others", f"run: chmod -R go-w {path}; or set"
+    else:
+        return
+    raise BuildError(
+        f"{path} {problem}, who could change what is installed from there; {remedy} "
+        "LLAMACPP_INSTR_CACHE to a directory of your own"
+    )
+
+
+def _unusable(error: OSError, cache: Path) -> BuildError:
+    return BuildError(
+        f"{error.filename or cache}: {error.strerror}; free it or set LLAMACPP_INSTR_CACHE to "
+        "a writable directory"
+    )
+
+
+@contextmanager
+def workplace(cache: Path, name: str, stream: TextIO) -> Iterator[Path]:
+    """An empty directory below `cache`, removed afterwards. Waits for a process that uses it, and
+    then prints a line to `stream`. Raises BuildError if the disk is full or the cache cannot be
+    written.
+
+    A lock belongs to a process and is released when that process ends. So a directory whose lock is
+    free is left from a killed build, and is removed.
+    """
+    place = cache / "work" / name
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.with_name(f"{place.name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print("waiting for another instr build", file=stream, flush=True)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in filter(Path.is_dir, place.parent.iterdir()):
+                held = left.with_name(f"{left.name}.lock")
+                with held.open("w") as other, suppress(BlockingIOError):
+                    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir()
+            try:
+                yield place
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
+    except OSError as error:
+        raise _unusable(error, cache) from None
+
+
 def build_wheel(
     *,
-    patched: bool = True,
     portable: bool = False,
     cmake_args: Sequence[str] = (),
     jobs: int | None = None,
@@ -58,43 +160,37 @@ def build_wheel(
     """Path of the wheel of llama-cpp-python, built unless it is cached; progress goes to `stream`.
 
     `cmake_args` are further arguments for CMake (`-DNAME=VALUE`), after those of the variable
-    CMAKE_ARGS. `jobs` defaults to the number of usable CPUs. With `patched` false, llama.cpp is
-    pristine and only the wheel is made in the same way. Raises BuildError, whose one line names
-    the log of the build.
-    """
+    CMAKE_ARGS. `jobs` defaults to the number of usable CPUs. Raises BuildError, which names the
+    log."""
     patches = patches_dir()
     upstream = read_upstream(patches)
     flags = (*(PORTABLE_ARGS if portable else ()), *cmake_args)
     require_tools()
-    key = wheel_key(wheel_inputs(patches, flags, patched=patched, native=not portable))
+    key = wheel_key(wheel_inputs(patches, flags, patched=True, native=not portable))
     cache = own_cache()
-    kept = kept_wheel(cache, key)
-    if kept is None:
-        with workplace(cache, key, stream) as work:
-            # the process that we waited for may have built the same wheel
-            kept = kept_wheel(cache, key)
-            if kept is None:
-                name = f"llama-cpp-python {upstream.wheel_version if patched else upstream.version}"
-                log = BuildLog(cache / "logs" / f"build-{key}.log")
-                progress = BuildProgress(stream, jobs or usable_cpus(), portable=portable)
-                progress.begin(f"{name} (llama.cpp {upstream.commit[:8]})", log.path)
-                sdist = fetch_sdist(patches, cache, log)
-                tree = make_tree(sdist, work, patches, log, patched=patched)
-                cpu = None if portable else cpu_identity()
-                try:
-                    wheel = _compile(tree, work, flags, cpu, progress, log)
-                finally:
-                    progress.clear()
-                kept = keep_wheel(cache, key, wheel)
-    return kept
+    if (kept := kept_wheel(cache, key)) is not None:
+        return kept
+    with workplace(cache, key, stream) as work:
+        # the process that we waited for may have built the same wheel
+        if (kept := kept_wheel(cache, key)) is not None:
+            return kept
+        name = f"llama-cpp-python {upstream.wheel_version}"
+        log = BuildLog(cache / "logs" / f"build-{key}.log")
+        progress = BuildProgress(stream, jobs or usable_cpus(), portable=portable)
+        progress.begin(f"{name} (llama.cpp {upstream.commit[:8]})", log.path)
+        sdist = fetch_sdist(patches, cache, log)
+        tree = make_tree(sdist, work, patches, log, patched=True)
+        cpu = None if portable else cpu_identity()
+        try:
+            wheel = _compile(tree, work, flags, cpu, progress, log)
+        finally:
+            progress.clear()
+        return keep_wheel(cache, key, wheel)
 
 
 def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
     """Install `wheel` in this environment. Returns False if it is already installed, and then
-    changes nothing.
-
-    Raises BuildError if pip fails.
-    """
+    changes nothing. Raises BuildError if pip fails."""
     require_tools(compiler=False)
     if is_installed(wheel):
         return False
@@ -109,7 +205,7 @@ def install_wheel(wheel: Path, stream: TextIO = sys.stderr) -> bool:
 
 
 def copy_wheel(wheel: Path, directory: Path) -> Path:
-    """Copy `wheel` into `directory`, which is created if necessary; returns the copy's path."""
+    """The copy of `wheel` in `directory`, which is created if necessary."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return Path(shutil.copyfile(wheel, directory / wheel.name))
@@ -134,9 +230,7 @@ def is_installed(wheel: Path) -> bool:
 
 def check_patches() -> str:
     """Fetch the pinned sdist and apply the patches to it, without a build; returns the result.
-
-    Raises BuildError if the checksum, the commit or a patch does not fit.
-    """
+    Raises BuildError if the checksum, the commit or a patch does not fit."""
     patches = patches_dir()
     upstream = read_upstream(patches)
     require_tools(compiler=False)
@@ -150,18 +244,15 @@ def check_patches() -> str:
     )
 
 
-def find_compiler(variable: str, candidates: Sequence[str]) -> str | None:
-    """The compiler that CMake will use: that of the environment variable, else the first found."""
-    named = shlex.split(os.environ.get(variable, ""))
-    return next((path for name in named[:1] or candidates if (path := shutil.which(name))), None)
-
-
 def compilers() -> tuple[str | None, str | None]:
-    """The C and the C++ compiler, or None."""
-    return (
-        find_compiler("CC", ("cc", "gcc", "clang")),
-        find_compiler("CXX", ("c++", "g++", "clang++")),
-    )
+    """The C and the C++ compiler that CMake will use, or None: that of the environment variable,
+    else the first found."""
+
+    def find(variable: str, *candidates: str) -> str | None:
+        names = shlex.split(os.environ.get(variable, ""))[:1] or candidates
+        return next((path for name in names if (path := shutil.which(name))), None)
+
+    return find("CC", "cc", "gcc", "clang"), find("CXX", "c++", "g++", "clang++")
 
 
 def require_tools(*, compiler: bool = True) -> None:

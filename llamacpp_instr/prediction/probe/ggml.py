@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from llamacpp_instr.base.errors import NativeError
-from llamacpp_instr.llama.ggml import POINTER, InitParams, Signatures, declare
+from llamacpp_instr.llama.native import POINTER, InitParams, Signatures, declare
 
 I64 = ctypes.c_int64
 F32 = 0

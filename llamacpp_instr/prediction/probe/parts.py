@@ -26,7 +26,7 @@ import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import progress_bar
-from llamacpp_instr.llama.ggml import POINTER, declare
+from llamacpp_instr.llama.native import POINTER, declare
 from llamacpp_instr.model.types import type_named
 from llamacpp_instr.prediction.probe.ggml import F32, Ggml, Graph, fastest_ns
 from llamacpp_instr.prediction.probe.measure import cpu_name

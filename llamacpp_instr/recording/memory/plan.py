@@ -31,10 +31,9 @@ import msgspec
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama import native
-from llamacpp_instr.llama.child import ChildEnded, Result, call_in_child
+from llamacpp_instr.llama.crashes import ChildEnded, Result, call_in_child
 from llamacpp_instr.llama.engine import CACHE_TYPES, ContextOptions, LoadedModel, ModelContext
-from llamacpp_instr.llama.interrupt import Interrupt
-from llamacpp_instr.llama.log import LlamaLog, captured
+from llamacpp_instr.llama.log import Interrupt, LlamaLog, captured
 from llamacpp_instr.log import schema
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.types import NOT_COMPUTED

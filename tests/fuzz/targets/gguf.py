@@ -19,7 +19,7 @@ from llamacpp_instr.lab.weights.blocks import (
     find_weight,
     load_block,
 )
-from llamacpp_instr.lab.weights.compare import compute_weight_errors
+from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.lab.weights.statistics import compute_block_stats
 from llamacpp_instr.model.file import ModelFile, load_any_file, load_model_file
 from llamacpp_instr.model.header import read_array, read_header, read_items

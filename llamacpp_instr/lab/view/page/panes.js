@@ -25,7 +25,10 @@ export class Panes {
     this.chosen = this.pointed = null;
     this.pointers = new Map();
     this.sizes = new ResizeObserver(() => this.draw());
-    onTheme(() => this.repaint());
+    onTheme(() => {
+      for (const tile of this.tiles.values()) tile.picture = null;
+      this.draw();
+    });
   }
 
   // Show a matrix of `shape` {rows, columns, top} on each pane {canvas, which, block, sub_block,
@@ -48,11 +51,6 @@ export class Panes {
     this.tiles.clear();
     this.generation = (this.generation ?? 0) + 1;
     Object.assign(this, { panes: [], chosen: null, pointed: null, wanted: [] });
-  }
-
-  repaint() {
-    for (const tile of this.tiles.values()) tile.picture = null;
-    this.draw();
   }
 
   get level() {
@@ -188,31 +186,29 @@ export class Panes {
   }
 
   drawBlocks(context, pane, see, px, py) {
-    const color = getComputedStyle(pane.canvas).color, { block, sub_block: sub } = pane;
-    const lines = (step, alpha, width) => {
-      if (step * this.scale < 6) return;
+    const { block, sub_block: sub } = pane;
+    const lines = (from, to, step, alpha, width, ends) => {
       context.globalAlpha = alpha;
       context.lineWidth = width;
       context.beginPath();
-      for (let c = Math.ceil(see.column / step) * step; c <= see.right; c += step) {
-        context.moveTo(px(c), py(see.row));
-        context.lineTo(px(c), py(see.bottom));
+      for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
+        const [first, last] = ends(at);
+        context.moveTo(...first);
+        context.lineTo(...last);
       }
       context.stroke();
     };
-    context.strokeStyle = color;
-    if (sub < block) lines(sub, 0.35, 1);
-    if (block > 1) lines(block, 0.9, 1.5);
+    const columns = (step, alpha, width) => {
+      if (step * this.scale < 6) return;
+      lines(see.column, see.right, step, alpha, width, (c) => [[px(c), py(see.row)], [px(c), py(see.bottom)]]);
+    };
+    context.strokeStyle = getComputedStyle(pane.canvas).color;
+    if (sub < block) columns(sub, 0.35, 1);
+    if (block > 1) columns(block, 0.9, 1.5);
     if (this.scale >= GRID) {
-      lines(1, 0.12, 1);
+      columns(1, 0.12, 1);
       // a block has weights of one row
-      context.globalAlpha = block > 1 ? 0.5 : 0.12;
-      context.beginPath();
-      for (let r = see.row; r <= see.bottom; r++) {
-        context.moveTo(px(see.column), py(r));
-        context.lineTo(px(see.right), py(r));
-      }
-      context.stroke();
+      lines(see.row, see.bottom, 1, block > 1 ? 0.5 : 0.12, 1, (r) => [[px(see.column), py(r)], [px(see.right), py(r)]]);
     }
     context.globalAlpha = 1;
   }
@@ -249,16 +245,11 @@ export class Panes {
     }
   }
 
-  // The value of a weight; null if its tile is not there.
-  value(which, row, column) {
-    return this.cell(which, 0, row, column)?.value ?? null;
-  }
-
-  // The cell of a level that covers a weight: {value}, or null if its tile is not there.
-  cell(which, level, row, column) {
+  // What the cell of a level shows that covers a weight; null if its tile is not there.
+  value(which, row, column, level = 0) {
     const [r, c] = [row >> level, column >> level];
     const tile = this.tiles.get(`${which}/${level}/${r >> 8}/${c >> 8}`);
-    return tile ? { value: tile.cells[(r & 255) * tile.columns + (c & 255)] } : null;
+    return tile ? tile.cells[(r & 255) * tile.columns + (c & 255)] : null;
   }
 
   load() {

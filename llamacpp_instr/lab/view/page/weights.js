@@ -74,10 +74,15 @@ class Part {
     return null;
   }
 
+  async json(path) {
+    const answer = await this.ask(path);
+    return answer && answer.json();
+  }
+
   async begin() {
-    const answer = await this.ask("tensors");
-    if (!answer) return;
-    Object.assign(this, await answer.json());
+    const listing = await this.json("tensors");
+    if (!listing) return;
+    Object.assign(this, listing);
     this.get("h1").textContent = this.models.join(" against ");
     const select = this.get(".figure");
     for (const [name, [text]] of Object.entries(FIGURES)) select.add(new Option(text, name));
@@ -100,9 +105,9 @@ class Part {
 
   async poll() {
     for (;;) {
-      const answer = await this.ask(`figures?begin=${this.figures.size}`);
+      const answer = await this.json(`figures?begin=${this.figures.size}`);
       if (!answer) return;
-      const { over, figures } = await answer.json();
+      const { over, figures } = answer;
       for (const of of figures) this.figures.set(of.tensor, of);
       if (figures.some((of) => of.tensor === this.shown)) this.showFigures();
       this.get(".state").textContent = over ? `${this.tensors.length} tensor${this.tensors.length > 1 ? "s" : ""}`
@@ -117,17 +122,13 @@ class Part {
     const inside = this.tensors.filter((of) => of.layer >= 0);
     const roles = [...new Set(inside.map((of) => of.role))];
     const layers = [...new Set(inside.map((of) => of.layer))].sort((a, b) => a - b);
-    const map = this.get(".map");
     this.buttons = this.tensors.map((tensor, number) => {
-      const button = document.createElement("button");
+      const button = element("button", "");
       button.type = "button";
       button.onclick = () => this.show(number);
       return button;
     });
-    const outside = document.createElement("div");
-    outside.className = "outside";
-    const grid = document.createElement("div");
-    grid.className = "grid";
+    const outside = element("div", "", "outside"), grid = element("div", "", "grid");
     grid.style.gridTemplateColumns = `auto repeat(${roles.length}, minmax(1.1rem, 4rem))`;
     grid.append(element("span", ""), ...roles.map((role) => element("span", role, "role")));
     const at = new Map(this.tensors.map((of, number) => [`${of.layer} ${of.role}`, number]));
@@ -142,7 +143,7 @@ class Part {
         outside.append(this.buttons[number]);
       }
     });
-    map.append(outside, grid);
+    this.get(".map").append(outside, grid);
     grid.hidden = !layers.length;
     this.colorMap();
   }
@@ -170,8 +171,8 @@ class Part {
     this.get(".range").textContent = known.length ? `from ${short(least)}, pale, to ${short(most)}` : "";
   }
 
-  async show(number) {
-    await this.working(() => this.open(number));
+  show(number) {
+    return this.working(() => this.open(number));
   }
 
   // Say that the tensor is not yet shown, while it is done.
@@ -186,9 +187,9 @@ class Part {
 
   async open(number) {
     this.shown = number;
-    const answer = await this.ask(`tensor/${number}`);
-    if (!answer || this.shown !== number) return;
-    this.details = await answer.json();
+    const details = await this.json(`tensor/${number}`);
+    if (!details || this.shown !== number) return;
+    this.details = details;
     const tensor = this.tensors[number], [own] = this.details.matrices;
     this.get(".tensor").hidden = false;
     this.get(".name").textContent = tensor.name;
@@ -219,10 +220,8 @@ class Part {
 
   async showMatrix() {
     const number = this.shown, measure = this.get(".measure").value, all = this.matrices();
-    const limits = new Map(await Promise.all(all.map(async ([which]) => {
-      const answer = await this.ask(`limits/${measure}/${number}/${which}`);
-      return [which, answer ? await answer.json() : null];
-    })));
+    const limits = new Map(await Promise.all(all.map(async ([which]) =>
+      [which, await this.json(`limits/${measure}/${number}/${which}`)])));
     if (this.shown !== number || [...limits.values()].includes(null)) return;
     if (limits.has(1)) {
       // both have the same colours
@@ -276,10 +275,10 @@ class Part {
       `column${size > 1 ? "s" : ""} ${span(column, columns)}`;
     const parts = [element("span", where, "where")];
     for (const { which, caption, block } of this.panes.panes) {
-      const cell = this.panes.cell(which, level, row, column);
+      const shown = this.panes.value(which, row, column, level);
       const inBlock = size === 1 && block > 1 && which !== 2
         ? ` (block ${row * Math.ceil(columns / block) + Math.floor(column / block)}, element ${column % block})` : "";
-      const value = element("b", cell ? exact(cell.value) : "…");
+      const value = element("b", shown === null ? "…" : exact(shown));
       value.dataset.which = which;
       const text = this.panes.panes.length > 1 ? `${caption.split(":")[0]} ` : "";
       const of = element("span", text);
