@@ -97,10 +97,10 @@ def measure_mixtures(a: str, b: str) -> None:
     with opened_pair(*files, None, DivergeOptions(tokens=256)) as pair:
         pair.compare(lambda *_: None)
         names = that_differ(*files, [weight.name for weight in pair.comparison.weights])
-        with pair.mixer() as mixer:
-            shares = measure_shares(mixer.kl_of, names, lambda *_: None)
+        with pair.mixtures() as kl_of:
+            shares = measure_shares(kl_of, names, lambda *_: None)
             mixtures = [rng.sample(names, len(names) // 2) for _ in range(MIXTURES)]
-            real = [mixer.kl_of(mixture) for mixture in mixtures]
+            real = [kl_of(mixture) for mixture in mixtures]
     predicted = [shares.predicted(mixture) for mixture in mixtures]
     ranks = [np.argsort(np.argsort(values)) for values in (real, predicted)]
     print(

@@ -121,11 +121,8 @@ def measured(*words: object) -> dict[str, float]:
 def work(what: str, dataset: str, *words: str) -> dict[str, float]:
     from functools import partial
 
-    from llamacpp_instr.converters.fleet.answer import answer
-    from llamacpp_instr.converters.fleet.collect import collect
-    from llamacpp_instr.converters.fleet.database import open_database
-    from llamacpp_instr.converters.fleet.on_dask import on_dask
-    from llamacpp_instr.converters.fleet.sources import find_sources
+    from llamacpp_instr.converters.fleet.collect import collect, find_sources, on_dask
+    from llamacpp_instr.converters.fleet.queries import answer, open_database
 
     begin = time.perf_counter()
     if what == "ask":

@@ -31,12 +31,10 @@ from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.prediction.fit import Floats, Sample, samples
 from llamacpp_instr.prediction.probe.file import Probe, read_probe
-from llamacpp_instr.prediction.random_model import Shape, write_random_layers
-from llamacpp_instr.prediction.recorded import Run, record_runs
-from llamacpp_instr.prediction.retyped import write_retyped
-from llamacpp_instr.prediction.samples import Floats, Sample, samples
-from llamacpp_instr.prediction.steps import PlannedStep, planned_steps
+from llamacpp_instr.prediction.recorded import Run, Shape, record_runs, write_random_layers
+from llamacpp_instr.prediction.steps import PlannedStep, planned_steps, write_retyped
 from llamacpp_instr.recording.memory.plan import UbatchShape
 
 SHAPES = {

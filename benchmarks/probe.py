@@ -13,8 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from llamacpp_instr.prediction.probe.ggml import Ggml, fastest_ns
-from llamacpp_instr.prediction.probe.measure import MIB, SECONDS, bandwidth
+from llamacpp_instr.prediction.probe.measure import MIB, SECONDS, bandwidth, fastest_ns
 
 SIZES = (16, 64, 256)
 """MiB; numpy's calls cost too much for less"""
@@ -24,7 +23,7 @@ RANGE = (0.67, 1.5)
 
 def main() -> int:
     within = True
-    for measured in bandwidth(Ggml(), SIZES, [1]):
+    for measured in bandwidth(SIZES, [1]):
         size = measured.bytes
         one, other = (np.ones(size // 8, np.float32) for _ in range(2))
         theirs = size / fastest_ns(partial(np.copyto, one, other), SECONDS) * 1e9

@@ -19,13 +19,13 @@ from pathlib import Path
 
 from benchmarks.shaped_model import LLAMA_1B_BLOCK, write_model
 from llamacpp_instr.base.system import cache_dir
-from llamacpp_instr.converters.scheduling.engines import equal_engines
-from llamacpp_instr.converters.scheduling.from_log import recorded_graph
-from llamacpp_instr.converters.scheduling.policies import schedule_list
 from llamacpp_instr.converters.scheduling.report import gantt_chart
+from llamacpp_instr.converters.scheduling.schedule import schedule_list
+from llamacpp_instr.converters.scheduling.sources import recorded_graph
 from llamacpp_instr.converters.scheduling.split import Split, divide, part_shapes
+from llamacpp_instr.converters.scheduling.tasks import equal_engines
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.prediction.probe.parts import time_parts
+from llamacpp_instr.prediction.probe.measure import time_parts
 from tests.kit.native_kit import ROOT
 
 PAST = "Once upon a time, I "

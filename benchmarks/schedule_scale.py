@@ -16,10 +16,15 @@ import time
 
 import numpy as np
 
-from llamacpp_instr.converters.scheduling.bounds import compute_bounds
-from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
-from llamacpp_instr.converters.scheduling.policies import schedule_list
-from llamacpp_instr.converters.scheduling.tasks import Label, Tasks
+from llamacpp_instr.converters.scheduling.optimum import compute_bounds
+from llamacpp_instr.converters.scheduling.schedule import schedule_list
+from llamacpp_instr.converters.scheduling.tasks import (
+    EngineKind,
+    Engines,
+    Label,
+    Tasks,
+    equal_engines,
+)
 
 ENGINES = {
     "8 equal engines": equal_engines(8),
@@ -60,7 +65,7 @@ def measure(name: str, n: int) -> dict[str, float]:
     made = schedule_list(tasks, ENGINES[name])
     cpu = time.process_time() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-    bound = compute_bounds(tasks, ENGINES[name]).makespan
+    bound = compute_bounds(tasks, ENGINES[name])[0].ns
     return {"cpu_s": cpu, "rss_mb": peak, "over_bound": made.makespan / bound}
 
 

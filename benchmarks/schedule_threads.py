@@ -25,14 +25,11 @@ import numpy as np
 from benchmarks.shaped_model import LLAMA_1B_BLOCK, Shape, write_model
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.converters.analyses.noise import Ratio, compare, median_of_group
-from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines
-from llamacpp_instr.converters.scheduling.from_log import Recorded, recorded_graph
-from llamacpp_instr.converters.scheduling.policies import schedule_program
-from llamacpp_instr.converters.scheduling.schedule import costs_of
+from llamacpp_instr.converters.scheduling.schedule import costs_of, schedule_program
+from llamacpp_instr.converters.scheduling.sources import Recorded, recorded_graph
 from llamacpp_instr.converters.scheduling.split import Divided, divide
-from llamacpp_instr.converters.scheduling.tasks import Tasks
+from llamacpp_instr.converters.scheduling.tasks import EngineKind, Engines, Tasks
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.prediction.probe.ggml import Ggml
 from llamacpp_instr.prediction.probe.measure import bandwidth, barriers
 
 INNER_BARRIER = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT"})
@@ -119,10 +116,9 @@ def instr(*words: object) -> None:
 
 def measure_machine(working_set: int) -> Machine:
     """Now: what else runs on the machine changes it."""
-    ggml = Ggml()
-    one, two = (of.ns for of in barriers(ggml, [1, 2]))
+    one, two = (of.ns for of in barriers([1, 2]))
     size = min(256, max(1, 2 ** int(np.ceil(np.log2(working_set / MIB)))))
-    (copied,) = bandwidth(ggml, [size], [2])
+    (copied,) = bandwidth([size], [2])
     return Machine(max(0.0, two - one), copied.bytes_per_second)
 
 

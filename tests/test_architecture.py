@@ -76,17 +76,14 @@ CLI_SHARED = {
 # Libraries that are slow to import or may be missing, and the modules that may import them.
 LIBRARIES: dict[str, str | tuple[str, ...]] = {
     "llama_cpp": "llamacpp_instr.llama.",
-    "distributed": "llamacpp_instr.converters.fleet.on_dask",
+    "distributed": "llamacpp_instr.converters.fleet.collect",
     "duckdb": "llamacpp_instr.converters.fleet.",
-    "fsspec": "llamacpp_instr.converters.fleet.sources",
-    "ortools": (
-        "llamacpp_instr.converters.scheduling.constraints",
-        "llamacpp_instr.converters.scheduling.optimum",
-    ),
+    "fsspec": "llamacpp_instr.converters.fleet.collect",
+    "ortools": "llamacpp_instr.converters.scheduling.optimum",
     "pandas": ("llamacpp_instr.converters.exports.table", "llamacpp_instr.converters.notebook"),
     "perfetto": "llamacpp_instr.converters.exports.perfetto.",
     # for files without a name: its directories outlive a process that is killed
-    "tempfile": ("llamacpp_instr.diverge.exchange", "llamacpp_instr.lab.weights.export"),
+    "tempfile": ("llamacpp_instr.diverge.shares", "llamacpp_instr.lab.weights.export"),
 }
 
 MAX_LINES = 600

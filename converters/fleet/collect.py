@@ -1,31 +1,150 @@
-"""Puts logs into a data set, each once; logs that have grown replace what was there of them."""
+"""Puts logs into a data set, each once; logs that have grown replace what was there of them.
+
+Logs come from files, folders, globs, and object stores that fsspec knows. The workers of a Dask
+scheduler may take them, which see the same files under the same names.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+from urllib.parse import quote
 
-from llamacpp_instr.base.errors import InstrError, LogError, UsageError
+from llamacpp_instr.base.errors import InstrError, LogError, UsageError, reason
+from llamacpp_instr.base.system import need, temporary_directory
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.exports.names import LONGEST_HOST, host_of, id_of, name_of
 from llamacpp_instr.converters.fleet.dataset import (
     LogFiles,
     Place,
-    folder_of_host,
     known_logs,
     only_decider,
     only_writer,
     open_dataset,
 )
 from llamacpp_instr.converters.fleet.rows import LogRows
-from llamacpp_instr.converters.fleet.sources import Source
 from llamacpp_instr.log.reader import LogEnd, read_events
+
+SUFFIXES = tuple(
+    suffix + packed for suffix in (".log", ".ndjson", ".jsonl") for packed in ("", ".gz", ".zst")
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that may be a log."""
+
+    name: str
+    """path, or URL"""
+    size: int
+    """bytes"""
+    version: str
+    """changes when the file changes"""
+
+    @contextmanager
+    def local(self) -> Iterator[Path]:
+        """The file on this machine; an object is copied for the time of the block. Raises
+        LogError if that fails."""
+        if "://" not in self.name:
+            yield Path(self.name)
+            return
+        with temporary_directory("instr-collect-") as folder:
+            path = folder / self.name.rpartition("/")[2]
+            system, inner = _opened(self.name)
+            try:
+                system.get_file(inner, str(path))
+            except Exception as error:  # every store has its own
+                raise LogError(f"cannot be fetched: {reason(error)}", self.name) from None
+            yield path
+
+
+def find_sources(names: Sequence[str]) -> list[Source]:
+    """The files that the names mean, each once, in order: files, all logs in folders and below
+    them (.log, .ndjson, .jsonl, also .gz and .zst), globs (**, *, ?), and the same of URLs. Raises
+    UsageError for a name that means no file."""
+    found: dict[str, Source] = {}
+    for name in names:
+        matched = list(_remote(name) if "://" in name else _local(name))
+        if not matched:
+            raise UsageError(f"{name}: no such file, or a folder without logs")
+        found.update((source.name, source) for source in matched)
+    return list(found.values())
+
+
+def _local(name: str) -> Iterator[Source]:
+    path = Path(name)
+    if path.is_dir():
+        paths = sorted(of for of in path.rglob("*") if of.name.endswith(SUFFIXES) and of.is_file())
+    elif path.exists():
+        paths = [path]
+    else:
+        root = Path(path.anchor)
+        paths = sorted(of for of in root.glob(str(path.relative_to(root))) if of.is_file())
+    for of in paths:
+        status = of.stat()
+        yield Source(str(of), status.st_size, f"{status.st_mtime_ns}")
+
+
+def _remote(name: str) -> Iterator[Source]:
+    system, inner = _opened(name)
+    scheme = name.partition("://")[0]
+    try:
+        if any(mark in inner for mark in "*?["):
+            details = system.glob(inner, detail=True).values()
+        elif system.isdir(inner):
+            details = system.find(inner, detail=True).values()
+            details = [of for of in details if of["name"].endswith(SUFFIXES)]
+        else:
+            details = [system.info(inner)] if system.exists(inner) else []
+    except Exception as error:  # every store has its own
+        raise UsageError(f"{name}: {reason(error)}") from None
+    for of in sorted(details, key=lambda of: str(of["name"])):
+        if of["type"] == "file":
+            marks = [of[key] for key in ("ETag", "etag", "mtime", "LastModified", "created")
+                     if key in of]  # fmt: skip
+            url = str(of["name"])
+            if "://" not in url:
+                url = f"{scheme}://{url if scheme == 'file' else url.lstrip('/')}"
+            yield Source(url, int(of["size"] or 0), ",".join(map(str, marks)))
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    need("fleet", "fsspec")
+    from fsspec.core import url_to_fs
+
+    try:
+        system, inner = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{url}: {error}") from None
+    return system, inner
+
+
+def on_dask(
+    address: str, take: Callable[[Source], Taken], sources: Sequence[Source]
+) -> Iterator[Taken]:
+    """Yields each result when it arrives. Raises UsageError if no scheduler answers at `address`,
+    or if Dask is missing."""
+    from distributed import Client, as_completed
+
+    try:
+        client: Any = Client(address, timeout=10)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UsageError(f"--dask {address}: no scheduler answers ({reason(error)})") from None
+    with client:
+        futures = client.map(take, sources, pure=False)
+        try:
+            for future in as_completed(futures):  # type: ignore[no-untyped-call]
+                yield future.result()
+        finally:
+            client.cancel(futures)
+
 
 Fate = Literal["new", "grown", "unchanged", "copy", "conflict", "damaged"]
 FATES: tuple[Fate, ...] = get_args(Fate)
@@ -33,8 +152,6 @@ FATES: tuple[Fate, ...] = get_args(Fate)
 
 @dataclass(frozen=True)
 class Taken:
-    """What became of a source."""
-
     source: str
     fate: Fate
     message: str = ""
@@ -42,18 +159,8 @@ class Taken:
     kernels: int = 0
 
 
-@dataclass(frozen=True)
-class Task:
-    """All that is needed to take one source, also in another process."""
-
-    source: Source
-    dataset: Path
-    host: str | None
-    lenient: bool
-
-
-Spread = Callable[[Callable[[Task], Taken], Sequence[Task]], Iterable[Taken]]
-"""runs a function on each task, in any order"""
+Spread = Callable[[Callable[[Source], Taken], Sequence[Source]], Iterable[Taken]]
+"""runs a function on each source, in any order, also in other processes"""
 
 
 def collect(
@@ -67,7 +174,7 @@ def collect(
     """Takes every source that is new or has changed; yields what became of each. `on_progress` gets
     sources done and in total. Raises UsageError for a host whose name no folder can have, and if
     `dataset` is something else; InstrError if it cannot be written."""
-    if host is not None and not 0 < len(folder_of_host(host)) <= LONGEST_HOST:
+    if host is not None and not 0 < len(quote(host, safe="")) <= LONGEST_HOST:
         raise UsageError(
             f"--host {host}: give a name of 1 to {LONGEST_HOST} bytes, as a URL has it"
         )
@@ -75,50 +182,47 @@ def collect(
     with only_writer(dataset):
         known = known_logs(dataset).values()
         same = {(of.source, of.size, of.version) for of in known}
-        tasks = []
-        done = 0
+        changed = []
         for source in sources:
             if (source.name, source.size, source.version) in same:
-                done += 1
                 yield Taken(source.name, "unchanged")
             else:
-                tasks.append(Task(source, dataset, host, lenient))
-        for taken in spread(take, tasks):
-            done += 1
-            on_progress(done, len(sources))
+                changed.append(source)
+        done = itertools.count(len(sources) - len(changed) + 1)
+        for taken in spread(partial(take, dataset, host, lenient), changed):
+            on_progress(next(done), len(sources))
             yield taken
 
 
-def take(task: Task) -> Taken:
+def take(dataset: Path, host: str | None, lenient: bool, source: Source) -> Taken:
     """Takes one source. Raises InstrError if the data set cannot be written."""
-    name = task.source.name
+    name = source.name
     try:
-        with task.source.local() as path:
+        with source.local() as path:
             try:
-                return _take(task, path)
+                return _take(dataset, host, lenient, source, path)
             except LogError as error:
                 return Taken(name, "damaged", str(error).replace(str(path), name))
             except OSError as error:
                 # pyarrow's own text names its functions
                 reason = os.strerror(error.errno) if error.errno else str(error)
-                raise InstrError(f"{task.dataset}: {reason}") from None
+                raise InstrError(f"{dataset}: {reason}") from None
     except LogError as error:
         return Taken(name, "damaged", str(error))
 
 
-def _take(task: Task, path: Path) -> Taken:
-    source = task.source
+def _take(dataset: Path, host: str | None, lenient: bool, source: Source, path: Path) -> Taken:
     _, first_event = next(iter(read_events(path)), (0, None))
     first = id_of(first_event, source.name)
     for number in itertools.count(1):
         log = first if number == 1 else f"{first}~{number}"
-        with LogFiles(task.dataset) as files, ExitStack() as stack:
+        with LogFiles(dataset) as files, ExitStack() as stack:
             rows = LogRows(files.write, log)
-            reader = read_events(path, task.lenient)
-            left_out = rows.read(reader, task.lenient)
+            reader = read_events(path, lenient)
+            left_out = rows.read(reader, lenient)
             assert reader.end is not None
-            stack.enter_context(only_decider(task.dataset))
-            known = known_logs(task.dataset, log).get(log)
+            stack.enter_context(only_decider(dataset))
+            known = known_logs(dataset, log).get(log)
             if known is not None:
                 if not files.is_of_session(known.place):
                     continue  # another log with the same id
@@ -128,7 +232,7 @@ def _take(task: Task, path: Path) -> Taken:
                     return Taken(source.name, "copy", f"the data set has it from {known.source}")
             start = rows.refs.start
             date = datetime.fromtimestamp(start.wall // 10**9, timezone.utc).date()
-            place = Place(date.isoformat(), task.host or host_of(start), log)
+            place = Place(date.isoformat(), host or host_of(start), log)
             files.write("logs", [_log_row(rows, source, log, reader.end, left_out)])
             files.place(place, known.place if known else None)
         notes = [reader.end.sentence()] if reader.end.sentence() else []
@@ -144,28 +248,15 @@ def _log_row(
     rows: LogRows, source: Source, log: str, end: LogEnd, left_out: int
 ) -> dict[str, object]:
     start = rows.refs.start
+    models = sorted({name_of(model.event) for model in rows.refs.models.values()})
     return {
-        "log": log,
-        "source": source.name,
-        "size": source.size,
-        "version": source.version,
-        "part": start.part,
-        "time": start.wall // 1000,
-        "cpu": start.host.cpu,
-        "cores": start.host.cores,
-        "memory": start.host.memory,
-        "os": start.host.os,
-        "level": start.level,
-        "perturbed": start.perturbed,
-        "build": start.producer.llama_cpp,
-        "llama_cpp": start.producer.commit,
-        "patches": start.producer.patches,
-        "models": sorted({name_of(model.event) for model in rows.refs.models.values()}),
-        "state": end.state,
-        "left_out": end.skipped + left_out,
-        "steps": rows.n_steps,
-        "failed": rows.n_failed,
-        "warm_up": rows.n_warm_up,
-        "kernels": rows.n_ops,
-        "requests": rows.n_requests,
-    }
+        "log": log, "source": source.name, "size": source.size, "version": source.version,
+        "part": start.part, "time": start.wall // 1000,
+        "cpu": start.host.cpu, "cores": start.host.cores, "memory": start.host.memory,
+        "os": start.host.os, "level": start.level, "perturbed": start.perturbed,
+        "build": start.producer.llama_cpp, "llama_cpp": start.producer.commit,
+        "patches": start.producer.patches, "models": models,
+        "state": end.state, "left_out": end.skipped + left_out,
+        "steps": rows.n_steps, "failed": rows.n_failed, "warm_up": rows.n_warm_up,
+        "kernels": rows.n_ops, "requests": rows.n_requests,
+    }  # fmt: skip

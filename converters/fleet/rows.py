@@ -10,25 +10,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from operator import setitem
 from typing import Any
 
 import numpy as np
 
 from llamacpp_instr.converters.exports.names import name_of
-from llamacpp_instr.converters.fleet.buckets import N_BUCKETS, Int64, bucket_of
+from llamacpp_instr.converters.fleet.dataset import N_BUCKETS, Int64, bucket_of
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.requests import Request, RequestFinder
 from llamacpp_instr.log.resolve import KnownStep, Resolver, Takers
-from llamacpp_instr.log.schema import (
-    Context,
-    Mark,
-    Ops,
-    StepBegin,
-    StepEnd,
-    Sync,
-    Token,
-)
+from llamacpp_instr.log.schema import Context, Mark, Ops, StepBegin, StepEnd, Sync, Token
 from llamacpp_instr.log.session import LatestSteps
 from llamacpp_instr.log.steps import WARM_UP
 
@@ -44,28 +37,12 @@ Write = Callable[[str, list[Row]], object]
 
 
 @dataclass
-class _Counts:
-    """Durations of one op in one phase of a context."""
-
-    buckets: Int64 = field(default_factory=lambda: np.zeros(N_BUCKETS, np.int64))
-    ns: Int64 = field(default_factory=lambda: np.zeros(N_BUCKETS, np.int64))
-
-
-@dataclass
 class _Kept:
     """What is kept with a step: also the kernels of its computes on thread 0."""
 
     warm_up: bool
     ops: list[tuple[int, Int64, list[int]]] = field(default_factory=list)
     """plan, number of each kernel's name, durations"""
-
-
-@dataclass
-class _Waiting:
-    """Durations of computes of one plan that are not counted yet."""
-
-    names: Int64
-    durations: list[list[int]] = field(default_factory=list)
 
 
 class LogRows:
@@ -78,8 +55,12 @@ class LogRows:
         self._rows: dict[str, list[Row]] = defaultdict(list)
         self._names: dict[tuple[str, str], int] = {}
         self._plans: dict[int, Int64] = {}
-        self._waiting: dict[tuple[int, str, int], _Waiting] = {}
-        self._counts: dict[tuple[int, str], dict[int, _Counts]] = defaultdict(dict)
+        self._waiting: dict[tuple[int, str, int], tuple[Int64, list[list[int]]]] = {}
+        """names and durations of computes of one plan that are not counted yet"""
+        self._counts: dict[tuple[int, str], dict[int, Int64]] = defaultdict(
+            lambda: defaultdict(lambda: np.zeros((2, N_BUCKETS), np.int64))
+        )
+        """of each op in one phase of a context: kernels and ns by bucket"""
         self._finder = RequestFinder(self._found)
         self._latest: LatestSteps[tuple[KnownStep, StepEnd]] = LatestSteps(self._settled)
         self.contexts: dict[int, Context] = {}
@@ -89,7 +70,7 @@ class LogRows:
         """Reads the whole log; returns how many damaged events were left out. Raises `LogError`
         like `Resolver.feed`."""
         takers: Takers = {
-            Context: self._context,
+            Context: lambda context: setitem(self.contexts, context.ctx, context),
             StepBegin: self._step_begin,
             StepEnd: self._step_end,
             Sync: self._latest.wait,
@@ -108,9 +89,6 @@ class LogRows:
         return left_out
 
     # --- facts ---
-
-    def _context(self, context: Context) -> None:
-        self.contexts[context.ctx] = context
 
     def _of_context(self, ctx: int, phase: str) -> Row:
         """What every row of a context has."""
@@ -140,9 +118,9 @@ class LogRows:
         if end.status == 0 and not known.kept.warm_up:
             for plan, names, durations in known.kept.ops:
                 key = ctx, known.phase, plan
-                waiting = self._waiting.setdefault(key, _Waiting(names))
-                waiting.durations.append(durations)
-                if len(waiting.durations) >= BATCH:
+                _, waiting = self._waiting.setdefault(key, (names, []))
+                waiting.append(durations)
+                if len(waiting) >= BATCH:
                     self._count(key)
         self._latest.add(ctx, (known, end), end.t)
 
@@ -158,21 +136,13 @@ class LogRows:
         self._add(
             "steps",
             {
-                "log": self._log,
-                **self._of_context(step.ctx, phase),
-                "step": step.step,
-                "phase": phase,
-                "tokens": step.n_tokens,
-                "outputs": step.n_outputs,
-                "sequences": step.n_seqs,
-                "position": step.pos,
-                "time": self._time(step.t),
-                "ns": t - step.t,
-                "prepare_ns": end.prepare,
-                "readback_ns": end.readback,
+                "log": self._log, **self._of_context(step.ctx, phase), "step": step.step,
+                "phase": phase, "tokens": step.n_tokens, "outputs": step.n_outputs,
+                "sequences": step.n_seqs, "position": step.pos, "time": self._time(step.t),
+                "ns": t - step.t, "prepare_ns": end.prepare, "readback_ns": end.readback,
                 "counted": counted,
             },
-        )
+        )  # fmt: skip
 
     def _token(self, token: Token) -> None:
         self._latest.settle(token.ctx)
@@ -189,20 +159,15 @@ class LogRows:
         self._add(
             "requests",
             {
-                "log": self._log,
-                **self._of_context(request.ctx, "decode"),
-                "sequence": request.seq,
-                "name": request.name or None,
-                "time": self._time(request.first),
-                "ns": request.total,
-                "queued_ns": request.queued,
-                "first_token_ns": request.to_first_token,
+                "log": self._log, **self._of_context(request.ctx, "decode"),
+                "sequence": request.seq, "name": request.name or None,
+                "time": self._time(request.first), "ns": request.total,
+                "queued_ns": request.queued, "first_token_ns": request.to_first_token,
                 "between_tokens_ns": float(np.median(between)) if len(between) else None,
-                "prompt": request.prompt,
-                "reused": request.reused,
+                "prompt": request.prompt, "reused": request.reused,
                 "output": len(request.token_times),
             },
-        )
+        )  # fmt: skip
 
     # --- kernels ---
 
@@ -231,37 +196,26 @@ class LogRows:
         return found
 
     def _count(self, key: tuple[int, str, int]) -> None:
-        """Adds the durations that wait."""
         ctx, phase, _ = key
-        entry = self._waiting.pop(key)
-        names, waiting = entry.names, np.array(entry.durations, np.int64)
-        counts = self._counts[ctx, phase]
+        names, durations = self._waiting.pop(key)
+        waiting = np.array(durations, np.int64)
         buckets = bucket_of(waiting)
         for name in np.unique(names).tolist():
             mine = names == name
             at, ns = buckets[:, mine].ravel(), waiting[:, mine].ravel()
-            counted = counts.setdefault(name, _Counts())
-            counted.buckets += np.bincount(at, minlength=N_BUCKETS)
             # in floats, a sum of ns is exact up to 2**53: 104 days in one batch
-            counted.ns += np.bincount(at, ns, N_BUCKETS).astype(np.int64)
+            counted = np.bincount(at, minlength=N_BUCKETS), np.bincount(at, ns, N_BUCKETS)
+            self._counts[ctx, phase][name] += np.array(counted, np.int64)
 
     def _op_rows(self) -> Iterator[Row]:
         names = list(self._names)
         for (ctx, phase), of_phase in self._counts.items():
-            where = self._of_context(ctx, phase)
-            for number, counted in of_phase.items():
+            where = {"log": self._log, **self._of_context(ctx, phase), "phase": phase}
+            for number, (kernels, ns) in of_phase.items():
                 op, block = names[number]
-                for bucket in np.flatnonzero(counted.buckets).tolist():
-                    yield {
-                        "log": self._log,
-                        **where,
-                        "phase": phase,
-                        "op": op,
-                        "block": block,
-                        "bucket": bucket,
-                        "kernels": int(counted.buckets[bucket]),
-                        "ns": int(counted.ns[bucket]),
-                    }
+                for bucket in np.flatnonzero(kernels).tolist():
+                    amounts = {"kernels": int(kernels[bucket]), "ns": int(ns[bucket])}
+                    yield {**where, "op": op, "block": block, "bucket": bucket, **amounts}
 
     def _add(self, table: str, row: Row) -> None:
         rows = self._rows[table]

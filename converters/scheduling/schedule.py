@@ -1,6 +1,6 @@
-"""A schedule: when and where each task runs; and what tasks cost on each kind of engine.
+"""A schedule: when and where each task runs, what tasks cost, and schedules by rule.
 
-Invariant: what makes a schedule valid is stated here, and only here:
+What makes a schedule valid is stated here, and only here:
 
 - An engine does one thing at a time. A task takes its time on the kind of engine that runs it.
 - A task begins when its sources have ended. If a source ran on another engine, it begins at least
@@ -13,18 +13,28 @@ Invariant: what makes a schedule valid is stated here, and only here:
   and the task takes at least as long as the transfer.
 - Weights can be brought at any time. A transfer waits, however, for those sources of its task that
   write the cache (block `kv`), and for their hand-over.
+
+Equal input gives the equal schedule: ties go to the smaller number of task and engine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines
-from llamacpp_instr.converters.scheduling.tasks import Int32, Int64, Tasks
+from llamacpp_instr.converters.scheduling.tasks import (
+    MAX_ENGINES,
+    EngineKind,
+    Engines,
+    Int32,
+    Int64,
+    Tasks,
+    check_usable,
+)
 
 MAX_NS = 1 << 50
 """of all tasks in sequence on their slowest engines: 13 days"""
@@ -69,12 +79,6 @@ class Costs:
     writes_cache: list[bool]
     """by label: transfers wait for such sources"""
 
-    def least_transfer_ns(self) -> Int64:
-        """Of each task's load, by the fastest DMA engine; 0 if none."""
-        brings = [ns for ns in self.transfer_ns if ns.any()]
-        zero = np.zeros_like(self.ns[0])
-        return np.minimum.reduce(brings) if brings else zero
-
 
 def costs_of(tasks: Tasks, engines: Engines) -> Costs:
     """The duration of each task on each kind: the recording's by the kind's speed, and at least
@@ -113,3 +117,272 @@ def _moving_ns(amount: Int64, bandwidth: float | None) -> Int64:
         return np.zeros(len(amount), np.int64)
     ns = np.ceil(np.minimum(amount * 1e9 / bandwidth, float(MAX_NS) * 2)).astype(np.int64)
     return np.where(amount > 0, np.maximum(ns, 1), 0)
+
+
+_SHIFT = MAX_ENGINES.bit_length()
+_MASK = (1 << _SHIFT) - 1
+_NEVER = 1 << 62
+
+
+class Places:
+    """Engines to which tasks are given one by one, each after its sources; what has a place keeps
+    it. Inner loops use flat lists of integers: a million tasks take seconds."""
+
+    def __init__(self, tasks: Tasks, engines: Engines, costs: Costs) -> None:
+        n = len(tasks)
+        self._tasks, self._engines = tasks, engines
+        self._first: list[int] = tasks.first.tolist()
+        self._sources: list[int] = tasks.sources.tolist()
+        self._handover = engines.handover_ns
+        self._kind_of = engines.kind_numbers()
+        self.free = [0] * len(self._kind_of)
+        """when each engine has ended all that it was given"""
+        self._heaps: list[list[int]] = [[] for _ in engines.kinds]
+        for engine, kind in enumerate(self._kind_of):
+            self._heaps[kind].append(engine)
+        self.next_engine = [heap[0] for heap in self._heaps]
+        """of each kind: the engine that is free first"""
+        self.next_free = [0] * len(engines.kinds)
+        """and when"""
+        self._ns: list[list[int]] = [column.tolist() for column in costs.ns]
+        self.kinds: list[tuple[int, ...]] = kinds_of(tasks, engines)
+        """by label: the kinds of engine that can run it"""
+        self._label: list[int] = tasks.label.tolist()
+        self._fed = costs.fed
+        self._streamed = [
+            column.tolist() if fed else []
+            for column, fed in zip(costs.streamed, costs.fed, strict=True)
+        ]
+        self._load: list[int] = tasks.load.tolist() if any(costs.fed) else [0] * n
+        self._dma = {k: ns.tolist() for k, ns in enumerate(costs.transfer_ns) if ns.any()}
+        self._writes_cache = costs.writes_cache
+        self._buffers = [[0, 0] for _ in self._kind_of]
+        """of each engine: when its buffers are empty, the earlier first"""
+        self.engine, self.begin, self.end = [-1] * n, [0] * n, [0] * n
+        self.transfers: dict[int, tuple[int, int, int]] = {}
+        """of the tasks that are fed: engine, begin, end"""
+
+    def wait(self, task: int) -> tuple[int, int, int]:
+        """When a task can begin on any engine; an engine without one of its hand-overs, or -1; and
+        when it can begin there."""
+        end, engine = self.end, self.engine
+        latest, other, at = 0, 0, -1
+        for source in self._sources[self._first[task] : self._first[task + 1]]:
+            ended = end[source]
+            if engine[source] == at:
+                latest = max(latest, ended)
+            elif ended > latest:
+                latest, other, at = ended, max(other, latest), engine[source]
+            else:
+                other = max(other, ended)
+        if not self._handover or at < 0:
+            return latest, -1, 0
+        return latest + self._handover, at, max(latest, other + self._handover if other else 0)
+
+    def place(self, task: int, ready: int, near: int = -1, near_ready: int = 0) -> int:
+        """Gives the task to the engine where it ends first; returns when it begins. It can begin at
+        `ready`, on the engine `near` already at `near_ready`."""
+        best_end, best_begin, best, brought = _NEVER, 0, 0, None
+        kinds, fed = self.kinds[self._label[task]], self._load[task]
+        if near >= 0 and self._kind_of[near] in kinds:
+            kind = self._kind_of[near]
+            best_begin, best_end, brought = self._times(task, kind, near, near_ready)
+            best = near
+        for kind in kinds:
+            if fed and self._fed[kind]:
+                engine = self.next_engine[kind]
+                begin, end, transfer = self._times(task, kind, engine, ready)
+                if end < best_end:
+                    best_end, best_begin, best, brought = end, begin, engine, transfer
+                continue
+            begin = self.next_free[kind]
+            if begin < ready:
+                begin = ready
+            end = begin + self._ns[kind][task]
+            if end < best_end:
+                best_end, best_begin, best, brought = end, begin, self.next_engine[kind], None
+        self._give(best, best_end)
+        if brought is not None:
+            self.transfers[task] = brought
+            self._give(brought[0], brought[2])
+            slots = self._buffers[best]
+            slots[0] = best_end
+            slots.sort()
+        self.engine[task], self.begin[task], self.end[task] = best, best_begin, best_end
+        return best_begin
+
+    def _give(self, engine: int, until: int) -> None:
+        kind, free = self._kind_of[engine], self.free
+        heap = self._heaps[kind]
+        free[engine] = until
+        if engine == self.next_engine[kind]:
+            heapreplace(heap, until << _SHIFT | engine)
+            top = heap[0]
+            # what was pushed before an engine was given more is no longer true
+            while free[top & _MASK] != top >> _SHIFT:
+                heappop(heap)
+                top = heap[0]
+            self.next_engine[kind] = top & _MASK
+            self.next_free[kind] = top >> _SHIFT
+        else:
+            heappush(heap, until << _SHIFT | engine)
+
+    def _times(
+        self, task: int, kind: int, engine: int, ready: int
+    ) -> tuple[int, int, tuple[int, int, int] | None]:
+        """Begin and end of a task there, and the transfer that it needs."""
+        ns, begin = self._ns[kind][task], max(ready, self.free[engine])
+        if not (self._fed[kind] and self._load[task]):
+            return begin, begin + ns, None
+        empty = self._buffers[engine][0]
+        best: tuple[int, int, tuple[int, int, int]] | None = None
+        for brings, column in self._dma.items():
+            dma = self.next_engine[brings]
+            bring = max(self.free[dma], empty, self._written(task, dma))
+            if self._streamed[kind][task]:
+                bring = max(bring, begin)
+                begins, ends = bring, bring + max(ns, column[task])
+            else:
+                begins = max(begin, bring + column[task])
+                ends = begins + ns
+            if best is None or ends < best[1]:
+                best = begins, ends, (dma, bring, bring + column[task])
+        assert best is not None, "engines with transfers have a DMA engine"
+        return best
+
+    def _written(self, task: int, dma: int) -> int:
+        """When the cached keys and values that the task loads have been written."""
+        return max(
+            (
+                self.end[source] + (self._handover if self.engine[source] != dma else 0)
+                for source in self._sources[self._first[task] : self._first[task + 1]]
+                if self._writes_cache[self._label[source]]
+            ),
+            default=0,
+        )
+
+    def schedule(self, policy: str) -> Schedule:
+        n = len(self.engine)
+        transfer_engine = np.full(n, -1, np.int32)
+        transfer_begin, transfer_end = np.zeros(n, np.int64), np.zeros(n, np.int64)
+        if self.transfers:
+            which = np.fromiter(self.transfers, np.int64)
+            columns = np.array(list(self.transfers.values()))
+            transfer_engine[which], transfer_begin[which], transfer_end[which] = columns.T
+        return Schedule(
+            self._tasks, self._engines, policy, np.array(self.engine, np.int32),
+            np.array(self.begin, np.int64), np.array(self.end, np.int64),
+            transfer_engine, transfer_begin, transfer_end,
+        )  # fmt: skip
+
+
+def kinds_of(tasks: Tasks, engines: Engines) -> list[tuple[int, ...]]:
+    """For each label, the numbers of the kinds of engine that can run it."""
+    return [
+        tuple(k for k, kind in enumerate(engines.kinds) if kind.can_run(label))
+        for label in tasks.labels
+    ]
+
+
+def schedule_program(tasks: Tasks, engines: Engines) -> Schedule:
+    """Tasks begin in their order, each on the engine where it ends first; none overtakes. Raises
+    UsageError for engines that do not fit the tasks."""
+    check_usable(tasks, engines)
+    places = Places(tasks, engines, costs_of(tasks, engines))
+    last_begin = 0
+    for task in range(len(tasks)):
+        ready, near, near_ready = places.wait(task)
+        last_begin = places.place(task, max(ready, last_begin), near, max(near_ready, last_begin))
+    return places.schedule("program")
+
+
+def schedule_list(tasks: Tasks, engines: Engines) -> Schedule:
+    """List scheduling: whenever an engine is idle, of the tasks that are ready and that it can run
+    the one with the longest path to the end is given to the engine where it ends first. That may
+    be a faster engine that is still busy.
+
+    On equal engines without hand-over no engine is idle while a task is ready. So Graham's bound
+    holds: the makespan is at most work / m + (1 - 1/m) * path, on m engines (R. L. Graham, Bounds
+    on Multiprocessing Timing Anomalies, SIAM J. Appl. Math. 17, 1969). The order is that of HEFT's
+    upward ranks (H. Topcuoglu et al., IEEE TPDS 13, 2002). Raises UsageError for engines that do
+    not fit the tasks.
+    """
+    check_usable(tasks, engines)
+    costs = costs_of(tasks, engines)
+    order = np.argsort(-upward_ranks(tasks, engines, costs), kind="stable")
+    places = Places(tasks, engines, costs)
+    n = len(tasks)
+    position = np.empty(n, np.int64)
+    position[order] = np.arange(n)
+    by_position: list[int] = order.tolist()
+    positions: list[int] = position.tolist()
+    counts = np.diff(tasks.first)
+    missing: list[int] = counts.tolist()
+    by_source = np.argsort(tasks.sources, kind="stable")
+    readers: list[int] = np.repeat(np.arange(n), counts)[by_source].tolist()
+    first_reader = np.searchsorted(tasks.sources[by_source], np.arange(n + 1)).tolist()
+    # tasks that the same kinds of engine can run wait in one heap
+    of_label = kinds_of(tasks, engines)
+    groups = sorted(set(of_label))
+    group_of_label = [groups.index(kinds) for kinds in of_label]
+    group = np.array(group_of_label)[tasks.label].tolist()
+    ready: list[list[int]] = [[] for _ in groups]
+    for task in np.flatnonzero(counts == 0).tolist():
+        heappush(ready[group[task]], positions[task])
+    plain = not engines.handover_ns and not engines.transfers
+    shift, end, place, wait = n.bit_length(), places.end, places.place, places.wait
+    mask, nothing = (1 << shift) - 1, n
+    events: list[int] = []
+    """ends: the time, and the task, or `nothing` for a transfer"""
+    now, next_free = 0, places.next_free
+    waiting = list(zip(ready, groups, strict=True))
+    while True:
+        while True:
+            best, chosen = nothing, None
+            for heap, kinds in waiting:
+                if heap and heap[0] < best:
+                    for kind in kinds:
+                        if next_free[kind] <= now:
+                            best, chosen = heap[0], heap
+                            break
+            if chosen is None:
+                break
+            task = by_position[heappop(chosen)]
+            if plain:
+                place(task, now)
+            else:
+                place(task, *wait(task))
+                if task in places.transfers:
+                    heappush(events, places.transfers[task][2] << shift | nothing)
+            heappush(events, end[task] << shift | task)
+        if not events:
+            return places.schedule("list")
+        now = events[0] >> shift
+        while events and events[0] >> shift == now:
+            task = heappop(events) & mask
+            if task == nothing:
+                continue
+            for reader in readers[first_reader[task] : first_reader[task + 1]]:
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heappush(ready[group[reader]], positions[reader])
+
+
+def upward_ranks(tasks: Tasks, engines: Engines, costs: Costs) -> Int64:
+    """HEFT's upward ranks, ns: the longest path from a task's begin to the end of all, with the
+    mean time of each task over the engines that can run it, and the mean hand-over."""
+    n = engines.count()
+    counts = [kind.count for kind in engines.kinds]
+    able = sum(np.where(ns > 0, count, 0) for count, ns in zip(counts, costs.ns, strict=True))
+    total = sum(count * ns for count, ns in zip(counts, costs.ns, strict=True))
+    own: list[int] = (total // np.maximum(able, 1)).tolist()
+    handover = engines.handover_ns * (n - 1) // n
+    first, sources = tasks.first.tolist(), tasks.sources.tolist()
+    ranks = [0] * len(tasks)
+    for task in range(len(tasks) - 1, -1, -1):
+        ranks[task] = rank = ranks[task] + own[task]
+        rank += handover
+        for source in sources[first[task] : first[task + 1]]:
+            if ranks[source] < rank:
+                ranks[source] = rank
+    return np.array(ranks, np.int64)

@@ -1,36 +1,183 @@
 """The tasks of a recorded session, of a model's predicted steps, or of a graph by hand.
 
-Invariant: a source is read once, however many sets of engines it is divided for.
+Invariants: a source is read once, however many sets of engines it is divided for. Nothing of a log
+is estimated: times are those of thread 0, the median of each kernel over the steps of a phase, and
+what was not timed (gaps between kernels, whatever a step does beside its compute) is in no task; a
+note says how much it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.terminal import progress_bar
-from llamacpp_instr.converters.scheduling.engines import Engines, equal_engines
-from llamacpp_instr.converters.scheduling.from_log import recorded_graph
-from llamacpp_instr.converters.scheduling.hand_made import read_hand_made
-from llamacpp_instr.converters.scheduling.policies import schedule_list, schedule_program
+from llamacpp_instr.base.terminal import counted, progress_bar
 from llamacpp_instr.converters.scheduling.report import SweepPoint, sweep_point
-from llamacpp_instr.converters.scheduling.schedule import Schedule
+from llamacpp_instr.converters.scheduling.schedule import Schedule, schedule_list, schedule_program
 from llamacpp_instr.converters.scheduling.split import Split, divide, part_shapes
 from llamacpp_instr.converters.scheduling.tasks import (
+    Engines,
+    Int64,
     Tasks,
     beside,
+    equal_engines,
+    read_hand_made,
     several_sequences,
     several_tokens,
 )
 from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, timed_graph
-from llamacpp_instr.log.graph.kernels import plan_kernels
-from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.graph.kernels import KernelWork, plan_kernels, untimed_backends
+from llamacpp_instr.log.schema import Graph, Plan
+from llamacpp_instr.log.session import Session, Timings
+from llamacpp_instr.log.steps import PHASES, counted_steps
 from llamacpp_instr.prediction.model import PredictedStep
-from llamacpp_instr.prediction.probe.file import Probe
-from llamacpp_instr.prediction.probe.shapes import AttentionShape, KernelShape, PartTimes
+from llamacpp_instr.prediction.probe.file import AttentionShape, KernelShape, PartTimes, Probe
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One graph of a log with the medians of its kernels."""
+
+    timed: TimedGraph
+    quartiles: tuple[Int64, Int64]
+    """by kernel: a quarter of its times are below the first, a quarter above the second"""
+    rest_ns: int
+    """the median of what a compute took beside its kernels"""
+    n_computes: int
+    n_threads: int
+    notes: list[str]
+
+
+def recorded_graph(
+    session: Session,
+    phase: str | None = None,
+    step: int | None = None,
+    layers: tuple[int, int] | None = None,
+) -> Recorded:
+    """The kernels of one phase's steps, by default decode's, or of one step, with the median of
+    their times; of several graphs that with the most computes. `layers` chooses kernels. Raises
+    UsageError for a log without ops, one whose computes a debugger or `--stats` disturbed, one of
+    another backend than the CPU, and if there is no such phase, step or layer."""
+    if session.start.perturbed:
+        raise UsageError(
+            f"{session.path}: recorded with --stats or by the debugger, which change the times;"
+            " record without them"
+        )
+    if session.start.level == "minimal":
+        raise UsageError(
+            f"{session.path}: no ops at the level minimal; record with --level detailed"
+        )
+    computes, what, notes = _computes(session, phase, step)
+    groups: dict[bytes, list[Timings]] = {}
+    for of in session.ops:
+        if of.thread == 0 and of.plan >= 0:
+            ops = of.rows([i for i, n in enumerate(of.compute.tolist()) if n in computes])
+            plan = session.plans[ops.plan]
+            if len(ops):
+                key = _shape_key(session.graphs[plan.graph], plan)
+                groups.setdefault(key, []).append(ops)
+    if not groups:
+        raise UsageError(f"{session.path}: no ops in {what}; record with --level detailed")
+    timed = max(groups.values(), key=lambda of: sum(map(len, of)))
+    plan = session.plans[max(timed, key=lambda of: of.place[-1]).plan]
+    graph = session.graphs[plan.graph]
+    if untimed := untimed_backends(graph):
+        raise UsageError(
+            f"{session.path}: {', '.join(untimed)} ran part of the graph, and only kernels of the"
+            " CPU are timed; record on the CPU"
+        )
+    durations = np.concatenate([ops.dur for ops in timed])
+    low, middle, high = np.percentile(durations, [25, 50, 75], axis=0).round().astype(np.int64)
+    made = timed_graph(graph, plan, middle, _median_work(session, timed), layers, session.path)
+    rows = [computes[compute] for ops in timed for compute in ops.compute.tolist()]
+    threads = int(session.computes["n_threads"][rows].max())
+    rest = np.median(session.computes["dur"][rows] - durations.sum(axis=1, dtype=np.int64))
+    found = Recorded(made, (low, high), max(0, int(rest)), len(rows), threads, [])
+    others = sum(len(ops) for group in groups.values() for ops in group) - len(rows)
+    found.notes.extend([*_notes(found, what, others), *notes, *session.log_end.notes()])
+    return found
+
+
+def _computes(
+    session: Session, phase: str | None, step: int | None
+) -> tuple[dict[int, int], str, list[str]]:
+    """The rows of the chosen computes by their numbers, what they are, and notes."""
+    if step is None:
+        steps, notes = counted_steps(session)
+        chosen = phase or "decode"
+        found = set(steps["step"][steps["phase"] == chosen].tolist())
+        if not found:
+            others = [of for of in PHASES if (steps["phase"] == of).any()]
+            has = "no step counts"
+            if others:
+                has = f"it has {' and '.join(others)}: choose with --phase"
+            raise UsageError(f"{session.path}: no {chosen} to schedule; {has}")
+        what = counted(len(found), chosen)
+    else:
+        ended = session.steps.rows(session.steps["status"] == 0)["step"].tolist()
+        if step not in ended:
+            has = f"its steps are {min(ended)} to {max(ended)}" if ended else "it has no steps"
+            raise UsageError(f"{session.path}: no step {step}; {has}")
+        found, what, notes = {step}, f"step {step}", []
+    of_step = enumerate(session.computes.tuples("step", "compute"))
+    return {compute: row for row, (in_step, compute) in of_step if in_step in found}, what, notes
+
+
+def _shape_key(graph: Graph, plan: Plan) -> bytes:
+    """Equal for plans whose kernels compute the same."""
+    nodes = graph.whole
+    leafs = [(leaf.name, leaf.type, leaf.ne) for leaf in graph.leafs]
+    return msgspec.msgpack.encode(
+        (plan.node, plan.n, nodes.op, nodes.type, nodes.ne, nodes.src, nodes.exec, leafs)
+    )
+
+
+def _median_work(session: Session, timed: Sequence[Timings]) -> KernelWork:
+    """The median work of each kernel: attention reads more cells with every token."""
+    works = [session.work(ops) for ops in timed]
+    n_flops, n_bytes = works[0].flops.copy(), works[0].bytes.copy()
+    bound = np.zeros(len(n_flops), np.bool_)
+    for kernel in works[0].varying:
+        columns = zip(*(work.varying[kernel] for work in works), strict=True)
+        flops, moved, bounds = (np.concatenate(column) for column in columns)
+        n_flops[kernel], n_bytes[kernel] = np.median(flops), np.median(moved)
+        bound[kernel] = bounds.any()
+    return KernelWork(n_flops, n_bytes, bound)
+
+
+def _notes(found: Recorded, what: str, others: int) -> list[str]:
+    timed, (low, high) = found.timed, found.quartiles
+    total = int(timed.ns.sum())
+    spread = float((high - low).sum()) / max(1, total)
+    threads = counted(found.n_threads, "thread")
+    notes = [
+        f"Times are medians of {found.n_computes:,} computes of {what}, recorded with {threads};"
+        f" the middle half of a kernel's times spans {100 * spread:.0f} % of its median on average."
+        if found.n_computes > 1
+        else f"Times are those of one compute of {what}, recorded with {threads}."
+    ]
+    if found.n_threads > 1:
+        notes.append(
+            f"A task's time is that of thread 0, which shares a kernel with {found.n_threads - 1}"
+            " more: one engine here is as fast as all threads of the recording together."
+        )
+    if others:
+        notes.append(
+            f"Left out: {counted(others, 'compute')} with another graph (more cells of the cache,"
+            " or another number of tokens)."
+        )
+    if found.rest_ns:
+        share = found.rest_ns / (total + found.rest_ns)
+        notes.append(
+            f"A compute took {found.rest_ns / 1000:.1f} µs more between its kernels,"
+            f" {100 * share:.1f} % of the compute: no task has that."
+        )
+    return notes
+
 
 TimeParts = Callable[[str, list[KernelShape]], "dict[KernelShape, PartTimes] | str"]
 """times the parts of kernels on this machine, or names it if it is not the one that is given; the
@@ -55,7 +202,6 @@ class Wanted:
     beside_prefill: bool
 
     def in_flight(self, tasks: Tasks) -> Tasks:
-        """The tasks of all tokens and sequences."""
         return several_sequences(several_tokens(tasks, self.tokens), self.sequences)
 
     def plan(self, tasks: Tasks, engines: Engines) -> Schedule:
@@ -87,12 +233,11 @@ def tasks_of_session(session: Session, wanted: Wanted, time_parts: TimeParts) ->
     """The tasks of a recorded compute. Raises `UsageError` if the log has none of that kind, or if
     the parts of its kernels cannot be timed on this machine."""
 
-    def graph_of(prefill: bool) -> tuple[TimedGraph, list[str]]:
-        phase, step = ("prefill", None) if prefill else (wanted.phase, wanted.step)
-        found = recorded_graph(session, phase, step, wanted.layers)
-        return found.timed, found.notes
-
-    return _of_graphs(graph_of, session.start.host.cpu, session.path, wanted, time_parts)
+    graphs = [recorded_graph(session, wanted.phase, wanted.step, wanted.layers)]
+    if wanted.beside_prefill:
+        graphs.append(recorded_graph(session, "prefill", layers=wanted.layers))
+    timed = [(of.timed, of.notes) for of in graphs]
+    return _of_graphs(timed, session.start.host.cpu, session.path, wanted, time_parts)
 
 
 def tasks_of_model(
@@ -105,19 +250,19 @@ def tasks_of_model(
     """The tasks of the decode or the prefill of a model, with their predicted times on one
     thread."""
 
-    def graph_of(beside: bool) -> tuple[TimedGraph, list[str]]:
-        step = steps[1 if beside or wanted.phase == "prefill" else 0]
+    graphs = []
+    for prefill in (wanted.phase == "prefill", *[True] * wanted.beside_prefill):
+        step = steps[prefill]
         work = plan_kernels(step.graph, step.plan).work(step.ubatch)
         ns = np.maximum(1, step.predicted.ns.round()).astype(np.int64)
         made = timed_graph(step.graph, step.plan, ns, work, wanted.layers, path)
         total, error = step.predicted.total()
-        notes = [
+        note = (
             f"Times are predicted for a {step.what} tokens and one thread, from what `instr probe`"
             f" measured; their sum is uncertain by {100 * error / total:.0f} %."
-        ]
-        return made, notes
-
-    return _of_graphs(graph_of, probe.cpu, path, wanted, time_parts)
+        )
+        graphs.append((made, [note]))
+    return _of_graphs(graphs, probe.cpu, path, wanted, time_parts)
 
 
 def sweep(make: MakeTasks, wanted: Wanted, counts: range) -> tuple[list[SweepPoint], list[str]]:
@@ -134,59 +279,46 @@ def sweep(make: MakeTasks, wanted: Wanted, counts: range) -> tuple[list[SweepPoi
 
 
 def _of_graphs(
-    graph_of: Callable[[bool], tuple[TimedGraph, list[str]]],
+    graphs: Sequence[tuple[TimedGraph, list[str]]],
     cpu: str,
     source: str,
     wanted: Wanted,
     time_parts: TimeParts,
 ) -> MakeTasks:
-    """`graph_of` makes the wanted graph, or the prefill beside it; their times are of `cpu`."""
-    dividers = [
-        _divider(*graph_of(prefill), cpu, source, wanted.split, time_parts)
-        for prefill in ((False, True) if wanted.beside_prefill else (False,))
+    """The tasks of the wanted graph and of the prefill beside it, each with notes; their times are
+    of `cpu`. Times the parts of kernels once, if they are wanted."""
+    prepared = [
+        (timed, notes, *_part_times(timed, cpu, source, wanted.split, time_parts))
+        for timed, notes in graphs
     ]
 
     def make(engines: Engines) -> Made:
-        (tasks, notes), *others = [divide(engines) for divide in dividers]
-        tasks = wanted.in_flight(tasks)
-        for prefill, more in others:
+        made: list[Tasks] = []
+        notes: list[str] = []
+        for timed, of_graph, times, of_parts in prepared:
+            divided = divide(timed, wanted.split, engines, times)
+            made.append(divided.tasks)
+            notes += [*of_graph, *divided.notes, *of_parts]
+        tasks = wanted.in_flight(made[0])
+        for prefill in made[1:]:
             tasks = beside(tasks, prefill, "prefill")
-            notes = list(dict.fromkeys([*notes, *more]))
-        return tasks, notes
+        return tasks, list(dict.fromkeys(notes))
 
     return make
 
 
-def _divider(
-    timed: TimedGraph,
-    graph_notes: list[str],
-    cpu: str,
-    source: str,
-    split: Split,
-    time_parts: TimeParts,
-) -> MakeTasks:
-    """Times the parts of kernels once, if they are wanted. `graph_notes` go before its own."""
-    times = {}
-    notes = []
+def _part_times(
+    timed: TimedGraph, cpu: str, source: str, split: Split, time_parts: TimeParts
+) -> tuple[dict[int, PartTimes], list[str]]:
     shapes = part_shapes(timed) if split == "heads" else {}
-    if shapes:
-        known = time_parts(cpu, list(dict.fromkeys(shapes.values())))
-        if isinstance(known, dict):
-            times = {kernel: known[shape] for kernel, shape in shapes.items()}
-        elif any(isinstance(of, AttentionShape) and of.fused for of in shapes.values()):
-            raise UsageError(
-                f"{source}: recorded on {cpu}, but this machine is {known}, and the parts of flash"
-                " attention must be timed where it ran; record there with"
-                " `instr run --flash-attn off`"
-            )
-        else:
-            notes.append(
-                "Soft-max and fused kernels stay whole: the log is of"
-                f" {cpu}, this machine is {known}."
-            )
-
-    def make(engines: Engines) -> Made:
-        divided = divide(timed, split, engines, times)
-        return divided.tasks, [*graph_notes, *divided.notes, *notes]
-
-    return make
+    known = time_parts(cpu, list(dict.fromkeys(shapes.values()))) if shapes else {}
+    if isinstance(known, dict):
+        return {kernel: known[shape] for kernel, shape in shapes.items()}, []
+    if any(isinstance(of, AttentionShape) and of.fused for of in shapes.values()):
+        raise UsageError(
+            f"{source}: recorded on {cpu}, but this machine is {known}, and the parts of flash"
+            " attention must be timed where it ran; record there with"
+            " `instr run --flash-attn off`"
+        )
+    note = f"Soft-max and fused kernels stay whole: the log is of {cpu}, this machine is {known}."
+    return {}, [note]

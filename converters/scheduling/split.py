@@ -1,36 +1,36 @@
 """Tasks from timed kernels: whole, or divided into heads, rows or tiles, with their dependencies.
 
-Invariant: the times of a kernel's parts add up to its time, unless its parts were measured
-themselves; then each keeps its own time. A part waits for every part that it may need, and
-for no others where the op and the views between them show it (`axes`).
+Invariants: the parts of a kernel cover its result once; one that its op does not let be divided is
+whole. The times of the parts add up to the kernel's, unless the parts were measured themselves;
+then each keeps its own time. A part waits for every part that it may need, and for no others where
+the op and the views between them show it (`Axes`).
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise, product
-from math import prod
+from math import isqrt, prod
 from typing import Literal
 
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.converters.scheduling.axes import Axes, Need, Slice
-from llamacpp_instr.converters.scheduling.division import (
-    Division,
-    by_heads,
-    by_rows,
-    by_tiles,
-    n_parts,
+from llamacpp_instr.converters.scheduling.tasks import Engines, Label, Tasks
+from llamacpp_instr.converters.scheduling.timed_graph import (
+    PRODUCTS,
+    Axes,
+    Need,
+    Slice,
+    TimedGraph,
+    kind_of,
+    leaf_below,
 )
-from llamacpp_instr.converters.scheduling.engines import Engines
-from llamacpp_instr.converters.scheduling.tasks import Label, Tasks
-from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, kind_of
 from llamacpp_instr.log.graph.ops import tensor
-from llamacpp_instr.prediction.probe.shapes import (
+from llamacpp_instr.prediction.probe.file import (
     ATTENTION_PARTS,
     SCALED_NORM_PARTS,
     SOFT_MAX_PARTS,
@@ -40,6 +40,132 @@ from llamacpp_instr.prediction.probe.shapes import (
     PartTimes,
     ScaledNormShape,
 )
+
+Division = dict[int, list[int]]
+"""axis -> where its slices begin, and its length; empty for a whole kernel"""
+
+ONE_THREAD = frozenset({"REPEAT", "SUM_ROWS", "SUM", "MEAN", "ARGMAX", "CUMSUM"})
+"""ops that ggml computes on one thread: `params->ith != 0` in ggml/src/ggml-cpu/ops.cpp"""
+SECOND_AXIS = frozenset({"NORM", "RMS_NORM", "L2_NORM", "SOFT_MAX", "CPY", "CONT", "DUP"})
+"""ops whose rows ggml counts along axis 1 alone, so a norm of one token is one thread's"""
+
+MOST_HEADS = 1024
+
+
+def n_parts(division: Division) -> int:
+    return prod(len(bounds) - 1 for bounds in division.values())
+
+
+def by_heads(timed: TimedGraph, axes: Axes) -> dict[int, Division]:
+    """One part for each head: what attends, and what makes or reads queries, keys and values of
+    single heads. Keys and values have one part for each head of theirs."""
+    slices: dict[int, Slice] = {}
+    readers: dict[int, list[int]] = {}
+    for kernel in range(len(timed.inside)):
+        for need in axes.needs(kernel, None):
+            readers.setdefault(need.kernel, []).append(kernel)
+    todo = []
+    for kernel, inside in enumerate(timed.inside):
+        axis = _head_axis(timed, axes, inside[-1])
+        if axis is not None:
+            slices[kernel] = Slice(axis, axes.shape(inside[-1])[axis])
+            todo.append(kernel)
+    while todo:
+        kernel = todo.pop()
+        found = [(need.kernel, need.slice) for need in axes.needs(kernel, slices[kernel])]
+        for reader in readers.get(kernel, ()):
+            for axis, length in enumerate(axes.result(reader)):
+                of = Slice(axis, slices[kernel].n)
+                if length % of.n == 0 and axes.divisible(reader, axis):
+                    # if slice i of the reader needs slice i of what it reads
+                    needs = [(need.kernel, need.slice) for need in axes.needs(reader, of)]
+                    if (kernel, slices[kernel]) in needs:
+                        found.append((reader, of))
+        for other, slice_ in found:
+            known = slice_ is None or slice_.n < 2 or other in slices
+            if not known and slice_ and axes.divisible(other, slice_.axis):
+                slices[other] = slice_
+                todo.append(other)
+    return {kernel: {of.axis: _even(axes, kernel, of.axis, of.n)} for kernel, of in slices.items()}
+
+
+def by_rows(timed: TimedGraph, axes: Axes, engines_of: Callable[[int], int]) -> dict[int, Division]:
+    """As ggml divides rows among as many threads; `engines_of` a kernel is how many."""
+    divisions = {}
+    for kernel in range(len(timed.inside)):
+        axis = _thread_axis(timed, axes, kernel, engines_of(kernel))
+        if axis is not None and axes.divisible(kernel, axis):
+            divisions[kernel] = {axis: _even(axes, kernel, axis, engines_of(kernel))}
+    return divisions
+
+
+def by_tiles(
+    timed: TimedGraph, axes: Axes, engines_of: Callable[[int], int]
+) -> dict[int, Division]:
+    """Products of matrices into tiles of rows by tokens, as square as their number allows; the
+    others as `by_rows`."""
+    divisions = by_rows(timed, axes, engines_of)
+    for kernel, inside in enumerate(timed.inside):
+        n, ne = engines_of(kernel), axes.result(kernel)
+        if timed.nodes.op[inside[-1]] in PRODUCTS and n > 1:
+            tokens = next(axis for axis in (2, 1) if ne[axis] > 1 or axis == 1)
+            across = max(i for i in range(1, isqrt(n) + 1) if n % i == 0)
+            across = min(across, ne[tokens])
+            tiled = {0: _even(axes, kernel, 0, n // across)}
+            tiled |= {tokens: _even(axes, kernel, tokens, across)} if across > 1 else {}
+            divisions[kernel] = {axis: at for axis, at in tiled.items() if len(at) > 2}
+    return divisions
+
+
+def _head_axis(timed: TimedGraph, axes: Axes, node: int) -> int | None:
+    """The axis of the heads if a node attends: flash attention, or a product whose first factor is
+    no weight."""
+    op, sources = timed.nodes.op[node], timed.nodes.src[node]
+    if op == "FLASH_ATTN_EXT" and len(sources) > 2:
+        axis = 1
+    elif op == "MUL_MAT" and sources and not _is_weight(timed, sources[0]):
+        axis = 2
+    else:
+        return None
+    return axis if 1 < axes.shape(node)[axis] <= MOST_HEADS else None
+
+
+def _is_weight(timed: TimedGraph, source: int) -> bool:
+    leaf = leaf_below(timed.nodes, source)
+    return leaf < 0 and timed.graph.leaf(leaf).tensor >= 0
+
+
+def _thread_axis(timed: TimedGraph, axes: Axes, kernel: int, n: int) -> int | None:
+    """The axis along which ggml divides a kernel among `n` threads, or None for one thread."""
+    node = timed.inside[kernel][0]
+    op, ne = timed.nodes.op[node], axes.result(kernel)
+    if op in ONE_THREAD or n < 2:
+        return None
+    if op in PRODUCTS:
+        rows = ne[1] * ne[2] * ne[3]
+        # ggml_compute_forward_mul_mat; the experts' product always by rows of the weight
+        axis = 0 if ne[0] > rows or op == "MUL_MAT_ID" else max((1, 2, 3), key=lambda a: ne[a])
+    elif op == "FLASH_ATTN_EXT":
+        axis = 1 if ne[1] > 1 else 2
+    elif op == "CONCAT":
+        axis = 2
+    elif op in SECOND_AXIS:
+        axis = 1
+        if op in ("CPY", "CONT", "DUP"):
+            source = axes.shape(timed.nodes.src[node][0]) if timed.nodes.src[node] else ne
+            if source != ne and source[1] > 1:
+                axis = 0 if ne[0] != source[0] else 1
+    else:
+        # rows of all axes together: the outermost that is long enough, else the longest
+        axis = max((3, 2, 1), key=lambda a: (min(ne[a], n), a))
+    return axis if ne[axis] > 1 else None
+
+
+def _even(axes: Axes, kernel: int, axis: int, n: int) -> list[int]:
+    length = axes.result(kernel)[axis]
+    n = max(1, min(n, length))
+    return [i * length // n for i in range(n + 1)]
+
 
 Split = Literal["none", "heads", "rows", "tiles"]
 MOST_EDGES = 20_000_000
@@ -63,32 +189,24 @@ def divide(
     """The chosen kernels as tasks. Rows and tiles make as many parts as engines can run the op;
     heads make one part for each head. `part_times` has, by kernel of a flash attention, a soft-max
     or a fused norm, the measured times of its parts: it becomes a chain of these for each part.
-
     Edges to kernels that are not chosen vanish. Raises UsageError for too many parts that depend on
-    each other.
-    """
+    each other."""
     axes = Axes(timed)
 
     def engines_of(kernel: int) -> int:
-        label = _label(timed, kernel, "")
+        op = timed.nodes.op[timed.inside[kernel][0]]
+        label = Label("", "", op, kind_of(op), -1, "")
         return sum(kind.count for kind in engines.kinds if kind.can_run(label))
 
     divisions: dict[int, Division] = {}
     if split == "heads":
         divisions = by_heads(timed, axes)
-    elif split == "rows":
-        divisions = by_rows(timed, axes, engines_of)
-    elif split == "tiles":
-        divisions = by_tiles(timed, axes, engines_of)
+    elif split != "none":
+        divisions = (by_rows if split == "rows" else by_tiles)(timed, axes, engines_of)
     builder = _Builder(timed, axes, split, divisions, part_times or {})
     for kernel in timed.chosen:
         builder.add(kernel)
-    return Divided(builder.tasks(), builder.kernel, _notes(timed, split, builder, part_times or {}))
-
-
-def kernels_with_parts(timed: TimedGraph) -> list[int]:
-    """The chosen kernels that `part_times` can divide."""
-    return [k for k in timed.chosen if _parts_of(timed, k)]
+    return Divided(builder.tasks(), builder.kernel, builder.notes())
 
 
 class _Builder:
@@ -124,12 +242,10 @@ class _Builder:
         self._first_task[kernel] = len(self.kernel)
         stages = self.stages(kernel)
         n = n_parts(division)
-        shares = _shares(division)
-        ns = (
-            [_spread(round(self._part_times[kernel].get(stage, 1.0)), shares) for stage in stages]
-            if stages
-            else [_spread(int(timed.ns[kernel]), shares)]
-        )
+        # the elements of each part, up to a factor
+        shares = [prod(end - begin for begin, end in of.values()) for of in _parts(division)]
+        times = [self._part_times[kernel].get(stage, 1.0) for stage in stages]
+        ns = [_spread(round(time), shares) for time in times or [float(timed.ns[kernel])]]
         load = [_load_of_part(timed, kernel, division, part) for part in _parts(division)]
         rest = _spread(int(timed.bytes[kernel] - timed.load[kernel]), shares, at_least=0)
         needs = self._needs(kernel, division)
@@ -168,16 +284,15 @@ class _Builder:
             if need.kernel not in self._first_task:
                 continue
             theirs = self.division(need.kernel)
-            known: list[dict[int, tuple[int, int]]] = []
-            for part in _parts(division):
-                ranges = {}
-                for axis, one in zip(axes_of_parts, of_axes, strict=False):
-                    if one.slice is not None and one.slice.axis in theirs:
-                        low, high = part[axis]
-                        ranges[one.slice.axis] = _overlap(
-                            low, high, division[axis][-1], theirs[one.slice.axis]
-                        )
-                known.append(ranges)
+            shared = [
+                (axis, division[axis][-1], one.slice.axis)
+                for axis, one in zip(axes_of_parts, of_axes, strict=False)
+                if one.slice is not None and one.slice.axis in theirs
+            ]
+            known = [
+                {its: _overlap(*part[axis], length, theirs[its]) for axis, length, its in shared}
+                for part in _parts(division)
+            ]
             result.append((need, known))
         return result
 
@@ -195,34 +310,45 @@ class _Builder:
             yield first + number * n_stages + n_stages - 1
 
     def _label(self, kernel: int, part: int, n: int, stage: Part | None) -> Label:
-        word = "" if n == 1 else f" part {part}"
-        if n > 1 and self._split == "heads":
-            word = f" head {part}" if n == self.heads else f" KV head {part}"
-        return _label(self._timed, kernel, word, stage)
+        op, name = self._timed.timeline.ops[kernel], self._timed.names[kernel]
+        if n > 1:
+            head = "head" if n == self.heads else "KV head"
+            name += f" {head if self._split == 'heads' else 'part'} {part}"
+        if stage is None:
+            first = self._timed.nodes.op[self._timed.inside[kernel][0]]
+            return Label(name, op.title, first, kind_of(first), op.layer, op.block)
+        kind = kind_of("MUL_MAT" if stage in ("DOT_PRODUCTS", "WEIGHTED_SUM") else stage)
+        title = f"{stage} {op.role}".rstrip()
+        return Label(f"{name} {stage.lower()}", title, stage, kind, op.layer, op.block)
 
     def tasks(self) -> Tasks:
         n = len(self.kernel)
-        return Tasks(
-            self._labels,
-            np.arange(n, dtype=np.int32),
-            np.array(self._ns, np.int64),
-            np.array(self._bytes, np.int64),
-            np.array(self._load, np.int64),
-            np.zeros(n, np.int32),
-            np.array(self._first, np.int64),
-            np.array(self._sources, np.int64),
-        )
+        columns = (self._ns, self._bytes, self._load, self._first, self._sources)
+        ns, moved, load, first, sources = (np.array(column, np.int64) for column in columns)
+        number, copy = np.arange(n, dtype=np.int32), np.zeros(n, np.int32)
+        return Tasks(self._labels, number, ns, moved, load, copy, first, sources)
 
-
-def _label(timed: TimedGraph, kernel: int, word: str, stage: Part | None = None) -> Label:
-    op = timed.timeline.ops[kernel]
-    first = timed.nodes.op[timed.inside[kernel][0]]
-    name, title = f"{timed.names[kernel]}{word}", op.title
-    if stage:
-        name, title = f"{name} {stage.lower()}", f"{stage} {op.role}".rstrip()
-        kind = kind_of("MUL_MAT" if stage in ("DOT_PRODUCTS", "WEIGHTED_SUM") else stage)
-        return Label(name, title, stage, kind, op.layer, op.block)
-    return Label(name, title, first, kind_of(first), op.layer, op.block)
+    def notes(self) -> list[str]:
+        timed, notes = self._timed, []
+        if self._split != "none":
+            whole = (k for k in timed.chosen if n_parts(self.division(k)) == 1)
+            ops = sorted({timed.nodes.op[timed.inside[k][0]] for k in whole})
+            notes.append(
+                f"--split {self._split} made {counted(len(self.kernel), 'task')}"
+                f" of {counted(len(timed.chosen), 'kernel')}."
+                + (f" Not divided: {', '.join(ops)}." if ops else "")
+            )
+        for op in ("FLASH_ATTN_EXT", "SOFT_MAX", "RMS_NORM"):
+            kernels = [k for k in self._part_times if timed.nodes.op[timed.inside[k][0]] == op]
+            if kernels:
+                parts = sum(sum(self._part_times[k].values()) for k in kernels)
+                recorded = float(timed.ns[kernels].sum())
+                notes.append(
+                    f"The parts of {op} were timed on this machine, each by a kernel of ggml of its"
+                    f" shape, the fastest of several runs: together {parts / 1000:.1f} µs, and {op}"
+                    f" took {recorded / 1000:.1f} µs in the log."
+                )
+        return notes
 
 
 def _parts_of(timed: TimedGraph, kernel: int) -> tuple[Part, ...]:
@@ -267,11 +393,6 @@ def _parts(division: Division) -> Iterator[dict[int, tuple[int, int]]]:
         yield dict(zip(division, chosen, strict=True))
 
 
-def _shares(division: Division) -> list[int]:
-    """The elements of each part, up to a factor."""
-    return [prod(end - begin for begin, end in part.values()) for part in _parts(division)]
-
-
 def _spread(total: int, shares: list[int], at_least: int = 1) -> list[int]:
     """`total` divided in proportion; the parts add up to it, unless it is less than one each."""
     ends = np.cumsum(shares, dtype=np.int64)
@@ -302,38 +423,15 @@ def _overlap(begin: int, end: int, length: int, bounds: list[int]) -> tuple[int,
     return first, last
 
 
-def _notes(
-    timed: TimedGraph, split: Split, builder: _Builder, part_times: Mapping[int, PartTimes]
-) -> list[str]:
-    notes = []
-    if split != "none":
-        whole = sorted({timed.nodes.op[timed.inside[k][0]] for k in timed.chosen
-                        if n_parts(builder.division(k)) == 1})  # fmt: skip
-        notes.append(
-            f"--split {split} made {counted(len(builder.kernel), 'task')}"
-            f" of {counted(len(timed.chosen), 'kernel')}."
-            + (f" Not divided: {', '.join(whole)}." if whole else "")
-        )
-    for op in ("FLASH_ATTN_EXT", "SOFT_MAX", "RMS_NORM"):
-        kernels = [k for k in part_times if timed.nodes.op[timed.inside[k][0]] == op]
-        if kernels:
-            parts = sum(sum(part_times[k].values()) for k in kernels)
-            recorded = float(timed.ns[kernels].sum())
-            notes.append(
-                f"The parts of {op} were timed on this machine, each by a kernel of ggml of its"
-                f" shape, the fastest of several runs: together {parts / 1000:.1f} µs, and {op}"
-                f" took {recorded / 1000:.1f} µs in the log."
-            )
-    return notes
-
-
 def part_shapes(timed: TimedGraph) -> dict[int, KernelShape]:
     """By chosen kernel that is an attention, a soft-max of one, or a fused norm: its shape, so that
     its parts can be timed. An attention has the cells that the recorded kernel read, not the window
     of the cache that it was given."""
     axes, nodes = Axes(timed), timed.nodes
     found: dict[int, KernelShape] = {}
-    for kernel in kernels_with_parts(timed):
+    for kernel in timed.chosen:
+        if not _parts_of(timed, kernel):
+            continue
         node = timed.inside[kernel][0]
         if nodes.op[node] == "RMS_NORM":
             elements, *rows = axes.shape(node)
@@ -342,22 +440,11 @@ def part_shapes(timed: TimedGraph) -> dict[int, KernelShape]:
             cells, tokens, heads, _ = axes.shape(node)
             found[kernel] = AttentionShape(tokens, heads, 1, cells, 1, 1, "f32", "f32", fused=False)
         else:
-            found[kernel] = _flash_attention(timed, axes, kernel)
+            query, key, value = (axes.shape(source) for source in nodes.src[node][:3])
+            type_k, type_v = (tensor(timed.graph, source).type for source in nodes.src[node][1:3])
+            found[kernel] = AttentionShape(
+                tokens=query[1], heads=query[2] * query[3], kv_heads=max(1, key[2] * key[3]),
+                cells=max(1, timed.cells.get(kernel, key[1])), key=key[0], value=value[0],
+                type_k=type_k, type_v=type_v, fused=True,
+            )  # fmt: skip
     return found
-
-
-def _flash_attention(timed: TimedGraph, axes: Axes, kernel: int) -> AttentionShape:
-    nodes, (node,) = timed.nodes, timed.inside[kernel]
-    query, key, value = (axes.shape(source) for source in nodes.src[node][:3])
-    type_k, type_v = (tensor(timed.graph, source).type for source in nodes.src[node][1:3])
-    return AttentionShape(
-        tokens=query[1],
-        heads=query[2] * query[3],
-        kv_heads=max(1, key[2] * key[3]),
-        cells=max(1, timed.cells.get(kernel, key[1])),
-        key=key[0],
-        value=value[0],
-        type_k=type_k,
-        type_v=type_v,
-        fused=True,
-    )

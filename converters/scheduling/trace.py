@@ -22,7 +22,7 @@ from llamacpp_instr.converters.exports.perfetto.packets import (
     sample,
     track,
 )
-from llamacpp_instr.converters.scheduling.critical import Activity, Causes, Part, critical_path
+from llamacpp_instr.converters.scheduling.report import Activity, Causes, Part, critical_path
 from llamacpp_instr.converters.scheduling.schedule import Schedule
 
 MOST_TASKS = 200_000
@@ -31,11 +31,9 @@ _HOME, _PATH, _ENGINES, _COUNTERS, _FIRST_ENGINE = 1, 2, 3, 4, 1000
 
 
 def write_trace(made: Schedule, write: Callable[[bytes], object], title: str) -> None:
-    """Writes the schedule, from 0 on, in pieces. `title` says what it is of.
-
-    Slices of engines have category `task`, `critical` (on the critical path) or `transfer`; flows
-    lead from each task to those that read its result. Raises UsageError for too many tasks.
-    """
+    """Writes the schedule, from 0 on, in pieces. `title` says what it is of. Slices of engines have
+    category `task`, `critical` (on the critical path) or `transfer`; flows lead from each task to
+    those that read its result. Raises UsageError for too many tasks."""
     if len(made.tasks) > MOST_TASKS:
         raise UsageError(
             f"{len(made.tasks)} tasks are too many for a trace, which takes up to {MOST_TASKS};"
@@ -55,14 +53,12 @@ class _Writer:
             if part.what in ("task", "transfer")
         }
         self._causes = Causes(made)
-        tasks = made.tasks
-        counts = np.diff(tasks.first)
-        readers = np.repeat(np.arange(len(tasks)), counts)
-        self._out: list[list[int]] = [[] for _ in range(len(tasks))]
+        self._fed = made.transfer_engine >= 0
+        self._out: list[list[int]] = [[] for _ in range(len(made.tasks))]
         """of each task: the numbers of the flows that leave it"""
-        for number, source in enumerate(tasks.sources.tolist()):
+        for number, source in enumerate(made.tasks.sources.tolist()):
             self._out[source].append(number)
-        self._n_flows = len(readers)
+        self._n_flows = len(made.tasks.sources)
 
     def run(self, title: str) -> None:
         made, engines = self._made, self._made.engines
@@ -88,11 +84,6 @@ class _Writer:
             self._part(part)
         self._counters()
 
-    def _emit(self, packet: bytes) -> None:
-        if interned := self._packets.take_interned():
-            self._output(interned)
-        self._output(packet)
-
     def _slice(
         self,
         on: int,
@@ -109,85 +100,62 @@ class _Writer:
         self._packets.add_args(event, args, keep=True)
         event.flow_ids.extend(flow + 1 for flow in out)
         event.terminating_flow_ids.extend(flow + 1 for flow in into)
-        self._emit(event_packet(begin, event))
-        self._emit(event_packet(end, closing(on)))
+        for packet in (event_packet(begin, event), event_packet(end, closing(on))):
+            if interned := self._packets.take_interned():
+                self._output(interned)
+            self._output(packet)
 
     def _engines(self) -> None:
         """Engines that bring loads first: of what begins together, a flow has to leave before it
         arrives."""
         made = self._made
         work: dict[int, list[tuple[int, Activity]]] = {}
-        for task, (engine, begin) in enumerate(
-            zip(made.engine.tolist(), made.begin.tolist(), strict=True)
-        ):
-            work.setdefault(engine, []).append((begin, Activity(task, False)))
-        for task in np.flatnonzero(made.transfer_engine >= 0).tolist():
-            bring = int(made.transfer_begin[task]), Activity(task, True)
-            work.setdefault(int(made.transfer_engine[task]), []).append(bring)
+        activities = [Activity(task, False) for task in range(len(made.tasks))]
+        activities += [Activity(task, True) for task in np.flatnonzero(self._fed).tolist()]
+        for activity in activities:
+            begin, _ = self._causes.span(activity)
+            work.setdefault(self._causes.engine(activity), []).append((begin, activity))
         brings = set(made.transfer_engine.tolist())
         for engine in sorted(work, key=lambda engine: (engine not in brings, engine)):
             for _, activity in sorted(work[engine]):
-                if activity.transfer:
-                    self._transfer(activity)
-                else:
-                    self._task(activity)
+                self._activity(_FIRST_ENGINE + engine, activity)
 
-    def _task(self, activity: Activity) -> None:
+    def _activity(self, on: int, activity: Activity) -> None:
         made, tasks, task = self._made, self._made.tasks, activity.task
-        label = tasks.labels[tasks.label[task]]
+        label = tasks.label_of(task)
         begin, end = self._causes.span(activity)
-        args: dict[str, Value] = {
-            "name": label.name,
-            "op": label.op,
-            "kind": label.kind,
-            "layer": label.layer,
-            "block": label.block,
-            "copy": int(tasks.copy[task]),
-            "recorded_ns": int(tasks.ns[task]),
-            "speed": float(tasks.ns[task]) / (end - begin),
-            "bytes": int(tasks.bytes[task]),
-            "waited_for": self._cause(activity),
-        }
-        into = list(range(int(tasks.first[task]), int(tasks.first[task + 1])))
-        if made.transfer_engine[task] >= 0:
-            into.append(self._n_flows + task)
-        category = "critical" if activity in self._critical else "task"
-        on = _FIRST_ENGINE + int(made.engine[task])
+        critical = activity in self._critical
+        args: dict[str, Value] = {"name": label.name}
+        if activity.transfer:
+            args |= {
+                "layer": label.layer, "block": label.block, "critical": critical,
+                "bytes": int(tasks.load[task]),
+                "for_engine": made.engines.name(int(made.engine[task])),
+            }  # fmt: skip
+        else:
+            args |= {
+                "op": label.op, "kind": label.kind, "layer": label.layer, "block": label.block,
+                "copy": int(tasks.copy[task]), "recorded_ns": int(tasks.ns[task]),
+                "speed": float(tasks.ns[task]) / (end - begin), "bytes": int(tasks.bytes[task]),
+            }  # fmt: skip
+        cause = self._causes.cause(activity)
+        ended = f": {tasks.label_of(cause.of.task).name}" if cause.of else ""
+        args["waited_for"] = cause.after + ended
+        brought = [self._n_flows + task] if self._fed[task] else []
+        if activity.transfer:
+            name = f"load {label.title}"
+            self._slice(on, name, "transfer", begin, end, args, "load", brought)
+            return
+        category = "critical" if critical else "task"
+        into = [*range(int(tasks.first[task]), int(tasks.first[task + 1])), *brought]
         self._slice(on, label.title, category, begin, end, args, label.block, self._out[task], into)
 
-    def _transfer(self, activity: Activity) -> None:
-        made, task = self._made, activity.task
-        label = made.tasks.labels[made.tasks.label[task]]
-        begin, end = self._causes.span(activity)
-        args: dict[str, Value] = {
-            "name": label.name,
-            "layer": label.layer,
-            "block": label.block,
-            "critical": activity in self._critical,
-            "bytes": int(made.tasks.load[task]),
-            "for_engine": made.engines.name(int(made.engine[task])),
-            "waited_for": self._cause(activity),
-        }
-        on = _FIRST_ENGINE + int(made.transfer_engine[task])
-        out = [self._n_flows + task]
-        self._slice(on, f"load {label.title}", "transfer", begin, end, args, "load", out)
-
-    def _cause(self, activity: Activity) -> str:
-        cause = self._causes.cause(activity)
-        if cause.of is None:
-            return cause.after
-        tasks = self._made.tasks
-        return f"{cause.after}: {tasks.labels[tasks.label[cause.of.task]].name}"
-
     def _part(self, part: Part) -> None:
-        label = self._made.tasks.labels[self._made.tasks.label[part.task]]
+        label = self._made.tasks.label_of(part.task)
         args: dict[str, Value] = {
-            "what": part.what,
-            "name": label.name,
-            "layer": label.layer,
-            "block": label.block,
+            "what": part.what, "name": label.name, "layer": label.layer, "block": label.block,
             "after": part.after,
-        }
+        }  # fmt: skip
         if part.engine >= 0:
             args["engine"] = self._made.engines.name(part.engine)
         name = label.title if part.what == "task" else f"{part.what} {label.title}"
@@ -196,10 +164,10 @@ class _Writer:
 
     def _counters(self) -> None:
         made, tasks = self._made, self._made.tasks
-        fed = np.flatnonzero(made.transfer_engine >= 0)
+        fed = np.flatnonzero(self._fed)
         begin = np.concatenate((made.begin, made.transfer_begin[fed]))
         end = np.concatenate((made.end, made.transfer_end[fed]))
-        moved = tasks.bytes - np.where(made.transfer_engine >= 0, tasks.load, 0)
+        moved = tasks.bytes - np.where(self._fed, tasks.load, 0)
         rate = np.concatenate((moved, tasks.load[fed])) / (end - begin) * 1e9
         one = np.ones(len(begin), np.int64)
         engine = np.concatenate((made.engine, made.transfer_engine[fed]))
@@ -212,11 +180,10 @@ class _Writer:
             ]
         if tasks.bytes.any():
             chosen.append(("bytes/s in flight", "B/s", np.rint(rate).astype(np.int64)))
+        times, where = np.unique(np.concatenate((begin, end)), return_inverse=True)
         for number, (name, unit, amount) in enumerate(chosen, _COUNTERS):
             self._output(track(number, name, _HOME, number, unit=unit))
-            change = np.concatenate((amount, -amount))
-            times, where = np.unique(np.concatenate((begin, end)), return_inverse=True)
             sums = np.zeros(len(times), np.int64)
-            np.add.at(sums, where, change)
+            np.add.at(sums, where, np.concatenate((amount, -amount)))
             for t, value in zip(times.tolist(), np.cumsum(sums).tolist(), strict=True):
                 self._output(sample(t, number, value))

@@ -40,10 +40,8 @@ def collect(logs: Logs, output: str, host: str | None, dask: str | None) -> None
     from functools import partial
 
     from llamacpp_instr.base.terminal import counted, notice, progress_bar
-    from llamacpp_instr.converters.fleet.collect import FATES
+    from llamacpp_instr.converters.fleet.collect import FATES, find_sources, on_dask
     from llamacpp_instr.converters.fleet.collect import collect as collect_logs
-    from llamacpp_instr.converters.fleet.on_dask import on_dask
-    from llamacpp_instr.converters.fleet.sources import find_sources
 
     if dask:
         need("dask")

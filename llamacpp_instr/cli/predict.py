@@ -78,10 +78,9 @@ def predict(
     from llamacpp_instr.converters.analyses.predict import predict_reports
     from llamacpp_instr.lab.quantize.plan import parse_file_type
     from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.prediction.cases import predict_cases
     from llamacpp_instr.prediction.model import kernel_model
     from llamacpp_instr.prediction.probe.file import read_probe
-    from llamacpp_instr.prediction.steps import trained_tokens
+    from llamacpp_instr.prediction.steps import predict_cases, trained_tokens
 
     output.check(model, machine)
     probe = read_probe(machine)

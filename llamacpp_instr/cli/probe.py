@@ -49,7 +49,7 @@ def probe(output: str | None, force: bool) -> None:
     with progress_bar("Measuring") as on_progress:
         measured = measure(on_progress)
     if not missing:
-        from llamacpp_instr.prediction.measure import measure_kernels
+        from llamacpp_instr.prediction.recorded import measure_kernels
 
         with progress_bar("Recording random models") as on_progress:
             measured.kernel_model = measure_kernels(thread_counts(), on_progress)

@@ -114,7 +114,6 @@ def schedule(
     prefill of 512, on one thread.
     """
     from llamacpp_instr.base.output import check_output, open_output
-    from llamacpp_instr.converters.scheduling.engines import equal_engines, parse_engines
     from llamacpp_instr.converters.scheduling.report import (
         gantt_chart,
         schedule_reports,
@@ -128,9 +127,10 @@ def schedule(
         tasks_of_session,
     )
     from llamacpp_instr.converters.scheduling.sources import sweep as sweep_engines
+    from llamacpp_instr.converters.scheduling.tasks import equal_engines, parse_engines
     from llamacpp_instr.converters.scheduling.trace import write_trace
     from llamacpp_instr.prediction.probe.file import read_probe
-    from llamacpp_instr.prediction.probe.parts import time_all
+    from llamacpp_instr.prediction.probe.measure import time_all
     from llamacpp_instr.prediction.steps import usual_steps
 
     if sweep is not None:

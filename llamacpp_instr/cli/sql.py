@@ -26,8 +26,7 @@ def sql(dataset: Path, query: str | None, output: ReportOutput) -> None:
     counts the kernels of one op whose durations differ by at most 2 %, and the percentiles
     of op_percentiles are within 1 %.
     """
-    from llamacpp_instr.converters.fleet.answer import answer, named_queries
-    from llamacpp_instr.converters.fleet.database import open_database
+    from llamacpp_instr.converters.fleet.queries import answer, named_queries, open_database
 
     output.check()
     with open_database(dataset) as connection:

@@ -80,7 +80,7 @@ def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str
     from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.converters.analyses.stored_weights import recorded_file
     from llamacpp_instr.converters.exports.flashinfer.dataset import write_tensors
-    from llamacpp_instr.converters.validate.workload_tensors.run import capture
+    from llamacpp_instr.converters.validate.workload_tensors import capture
     from llamacpp_instr.llama.log import captured
 
     if len(session.models) != 1:

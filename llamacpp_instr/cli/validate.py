@@ -87,8 +87,7 @@ def validate(
     need("onnx")  # the tables of --reference are those of the ops
     output.check(model)
     if reference is None:
-        from llamacpp_instr.converters.validate.report import judge
-        from llamacpp_instr.converters.validate.run import validate_model
+        from llamacpp_instr.converters.validate.run import judge, validate_model
 
         file = load_model_file(model)
         check_memory(file, options)
@@ -96,10 +95,12 @@ def validate(
             n = _DECODES if n is None else n
             verdict = judge(validate_model(file, prompt, n, options, log, on_progress))
     else:
-        from llamacpp_instr.converters.validate.against.compare import default_bound
-        from llamacpp_instr.converters.validate.against.ours import compare_with_transformers
-        from llamacpp_instr.converters.validate.against.report import judge_states
-        from llamacpp_instr.converters.validate.against.theirs import open_reference
+        from llamacpp_instr.converters.validate.against import (
+            compare_with_transformers,
+            default_bound,
+            judge_states,
+            open_reference,
+        )
 
         source = open_reference(reference)
         source.check_output(Path(output.path))

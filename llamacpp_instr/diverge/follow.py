@@ -1,23 +1,137 @@
 """Keeps the values of A's nodes during one compute, and compares those of B in the next.
 
 Invariant: at any time the values of at most one compute of A are in memory, and those of one node
-of B.
+of B. Of their errors only sums are kept, in float64.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.diverge.error import Array, Key, TensorError
 from llamacpp_instr.lab.quality.divergence import kl_divergences
+from llamacpp_instr.log.graph.ops import Block
+
+Array = npt.NDArray[Any]
+
+
+class Key(NamedTuple):
+    """A node that runs, in both graphs: several have the same name, and `place` counts them."""
+
+    name: str
+    place: int
+
+
+@dataclass
+class TensorError:
+    """Sums over all computes. `a` are the values of A, `d` those of B minus those of A."""
+
+    key: Key
+    op: str
+    layer: int
+    block: Block
+    sources: tuple[Key, ...]
+    """the nodes that it reads, through views"""
+    weights: tuple[str, ...]
+    """the weights that it reads, through views"""
+    n: int = 0
+    """elements"""
+    squares: float = 0.0
+    """of a"""
+    error: float = 0.0
+    """sum of the squares of d"""
+    product: float = 0.0
+    """sum of a d"""
+    apart: int = 0
+    """elements that are finite in one model only; of indices, those that differ"""
+    is_index: bool = False
+    channels: Array | None = None
+    """(2, width) sums of the squares of d and of a by channel, of tensors with a row for each
+    token"""
+    parts: list[float] = field(default_factory=list)
+    """the relative error of each compute alone"""
+    rows: list[Array] = field(default_factory=list)
+    """(2, tokens) of each compute: the same by token, of the last tensor of a layer"""
+
+    @property
+    def nmse(self) -> float:
+        """The normalized mean squared error, as test-backend-ops has it. Of indices, the share that
+        differs."""
+        if self.is_index:
+            return self.apart / self.n if self.n else 0.0
+        return _nmse(self.error, self.squares, self.apart)
+
+    @property
+    def relative(self) -> float:
+        """The norm of d in norms of a: the root of `nmse`."""
+        return math.sqrt(self.nmse)
+
+    @property
+    def cosine(self) -> float | None:
+        """Of the angle between both; None without a direction."""
+        b = self.squares + 2 * self.product + self.error
+        if self.is_index or self.apart or self.squares <= 0 or b <= 0:
+            return None
+        return min((self.squares + self.product) / math.sqrt(self.squares * b), 1.0)
+
+    def add(self, a: Array, b: Array, has_tokens: bool, keeps_rows: bool) -> None:
+        """Add values of one compute, of the same shape. `has_tokens` says that both are (tokens,
+        width). Changes `b`."""
+        self.n += a.size
+        apart = self.apart
+        if a.dtype.kind in "iu":
+            self.is_index = True
+            self.apart += int(np.count_nonzero(a != b))
+            self.parts.append(math.sqrt((self.apart - apart) / a.size if a.size else 0.0))
+            return
+        with np.errstate(invalid="ignore", over="ignore"):
+            d = np.subtract(b, a, out=b)
+        if not (math.isfinite(_dot(a, a)) and math.isfinite(_dot(d, d))):
+            a, d = self._without_infinite(a, d)
+        if has_tokens:
+            by_row = np.array([np.einsum("ij,ij->i", x, x) for x in (d, a)], np.float64)
+            error, squares = by_row.sum(axis=1).tolist()
+            by_channel = np.array([np.einsum("ij,ij->j", x, x) for x in (d, a)], np.float64)
+            self.channels = by_channel if self.channels is None else self.channels + by_channel
+            if keeps_rows:
+                self.rows.append(by_row)
+        else:
+            error, squares = _dot(d, d), _dot(a, a)
+        self.error += error
+        self.squares += squares
+        self.product += _dot(a, d)
+        self.parts.append(math.sqrt(_nmse(error, squares, self.apart - apart)))
+
+    def _without_infinite(self, a: Array, d: Array) -> tuple[Array, Array]:
+        """Both without what is not a number: masks have the same infinities in both, which is no
+        error; others count in `apart`."""
+        known = np.isfinite(a) & np.isfinite(d)
+        # d is NaN where both have the same infinity, or both have NaN
+        same = ~np.isfinite(a) & np.isnan(d)
+        self.apart += int(known.size - np.count_nonzero(known | same))
+        return np.where(known, a, 0), np.where(known, d, 0)
+
+
+def _nmse(error: float, squares: float, apart: int) -> float:
+    if apart:
+        return math.inf
+    return error / squares if squares > 0 else math.inf if error else 0.0
+
+
+def _dot(x: Array, y: Array) -> float:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return float(np.dot(x.reshape(-1), y.reshape(-1)))
+
 
 _CACHE = b"cache_"
 _AT_WORK = 4
@@ -102,10 +216,13 @@ class Comparison:
             self.not_shared[1].add(key.name)
             return
         rows = _by_token(kept, stop)
-        if stop.node.index == self._last and rows is not None:
-            self.kl.append(self._divergence(rows, values.reshape(rows.shape)))
         if rows is not None:
             kept, values = rows, values.reshape(rows.shape)
+        if stop.node.index == self._last and rows is not None:
+            try:
+                self.kl.append(kl_divergences(self.names, rows, values))
+            except InstrError:  # one has logits that are not numbers
+                self.kl.append(np.full(len(rows), np.nan))
         keeps_rows = stop.node.index in self._ends
         self.errors[key].add(kept, values, rows is not None, keeps_rows)
 
@@ -115,12 +232,6 @@ class Comparison:
         for key in self._kept:
             self.errors.pop(key, None)
         self._kept.clear()
-
-    def _divergence(self, a: Array, b: Array) -> Array:
-        try:
-            return kl_divergences(self.names, a, b)
-        except InstrError:  # one has logits that are not numbers
-            return np.full(len(a), np.nan)
 
     def _share_weights(self, graph: LiveGraph, keys: dict[int, Key]) -> None:
         if self.weights:
@@ -134,12 +245,12 @@ class Comparison:
         if not self.of_b:
             self._weights = read
             return
-        both = {
-            SharedWeight(name, address, read[at][1]): None
+        both = [
+            SharedWeight(name, address, read[at][1])
             for at, (name, address) in self._weights.items()
             if at in read
-        }
-        self.weights = list(both)
+        ]
+        self.weights = list(dict.fromkeys(both))
 
 
 def _writes_cache(node: Node) -> bool:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.diverge.error import TensorError
+from llamacpp_instr.diverge.follow import TensorError
 from llamacpp_instr.diverge.run import Divergences
-from llamacpp_instr.diverge.shares import Share, Shares
+from llamacpp_instr.diverge.shares import Shares
 from llamacpp_instr.model.file import role_of
 from llamacpp_instr.report.charts import Chart, lines_by_layer, map_by_layer
-from llamacpp_instr.report.report import Cell, Column, Report, shown
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of, known, shown
 
 MOST = 10
 """rows of a table of the worst, in text"""
 MOST_SHARES = 20
 _NUMBERED = re.compile(r"node_\d+$")
+_NAMED = (Column("tensor"), Column("op"), Column("layer", "layer"))
 _NEVER_ZERO = 1e-12
 """A map shows a smaller error as this: its colours are those of the logarithm."""
 
@@ -43,31 +44,21 @@ def divergence_reports(
     """By layer; the causes; outlier channels; positions; and last, with `every_row`, all tensors.
     Without it, long tables have their worst rows only."""
     most = None if every_row else MOST
-    reports = [
-        _by_layer(found, a, b, bound),
-        _worst(found, most)
-        if found.shares is None
-        else _shares(found.shares, None if every_row else MOST_SHARES),
-        _channels(found.errors, most),
-        _positions(found, most),
-    ]
+    causes = _worst(found, most)
+    if found.shares is not None:
+        causes = _shares(found.shares, None if every_row else MOST_SHARES)
+    reports = [_by_layer(found, a, b, bound), causes, _channels(found.errors, most)]
+    reports.append(_positions(found, most))
     return [*reports, all_tensors(found.errors)] if every_row else reports
 
 
 def all_tensors(errors: Sequence[TensorError]) -> Report:
     """A row for each tensor, in the order in which they are computed."""
     columns = [
-        Column("tensor"),
-        Column("op"),
-        Column("layer", "layer"),
-        Column("block"),
-        Column("relative error", "number"),
-        Column("NMSE", "number"),
-        Column("cosine", "cosine"),
-        Column("added", "number"),
-        Column("elements", "count"),
+        *_NAMED, Column("block"), *columns_of("number", "relative error", "NMSE"),
+        Column("cosine", "cosine"), Column("added", "number"), Column("elements", "count"),
         Column("reads"),
-    ]
+    ]  # fmt: skip
     added = _added(errors)
     rows: list[list[Cell]] = [
         [
@@ -87,48 +78,34 @@ def divergence_charts(found: Divergences) -> list[Chart]:
     names = [shown(layer, "layer") for layer in layers]
     if not layers:
         return []
-    of_each = _labels(of_layers)
-    labels = list(dict.fromkeys(of_each))
-    of = {
+
+    def layers_by(what: str, of: Mapping[tuple[int, str], float], axis: str) -> Chart:
+        labels = list(dict.fromkeys(label for _, label in of))
+        cells = [[of.get((layer, label)) for label in labels] for layer in layers]
+        return map_by_layer(what, axis, names, cells, labels)
+
+    errors = {
         (e.layer, label): max(e.relative, _NEVER_ZERO)
-        for e, label in zip(of_layers, of_each, strict=True)
+        for e, label in zip(of_layers, _labels(of_layers), strict=True)
     }
+    ends = {
+        f"after {what}": [_end(of_layers, layer, what) for layer in layers]
+        for what in ("attention", "feed-forward")
+    }
+    order = "tensor, in the order in which they are computed"
     charts = [
-        map_by_layer(
-            "Relative error: layers by tensors",
-            "tensor, in the order in which they are computed",
-            names,
-            [[of.get((layer, label)) for label in labels] for layer in layers],
-            labels,
-        ),
-        lines_by_layer(
-            "Relative error along the layers",
-            "relative error",
-            names,
-            {
-                f"after {what}": [_end(of_layers, layer, what) for layer in layers]
-                for what in ("attention", "feed-forward")
-            },
-        ),
+        layers_by("Relative error: layers by tensors", errors, order),
+        lines_by_layer("Relative error along the layers", "relative error", names, ends),
     ]
-    shares = found.shares
-    if shares is not None and any(share.layer >= 0 for share in shares.shares):
-        parts = {
-            (share.layer, role_of(name)): share.kl / len(share.names)
-            for share in shares.shares
-            for name in share.names
-            if share.layer >= 0
-        }
-        roles = list(dict.fromkeys(role for _, role in parts))
-        charts.append(
-            map_by_layer(
-                "Share of the KL divergence in nats: layers by weights",
-                "weight",
-                names,
-                [[parts.get((layer, role)) for role in roles] for layer in layers],
-                roles,
-            )
-        )
+    parts = {
+        (share.layer, role_of(name)): share.kl / len(share.names)
+        for share in (found.shares.shares if found.shares else ())
+        for name in share.names
+        if share.layer >= 0
+    }
+    if parts:
+        title = "Share of the KL divergence in nats: layers by weights"
+        charts.append(layers_by(title, parts, "weight"))
     return charts
 
 
@@ -141,21 +118,14 @@ def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
         own = [e for e in errors if e.layer == layer]
         end = own[-1]
         growth = end.relative / before if before and math.isfinite(before) else None
-        rows.append(
-            [
-                layer, _end(own, layer, "attention"), _end(own, layer, "feed-forward"),
-                end.relative, growth, end.cosine,
-            ]
-        )  # fmt: skip
+        ends = (_end(own, layer, block) for block in ("attention", "feed-forward"))
+        rows.append([layer, *ends, end.relative, growth, end.cosine])
         before = end.relative
     columns = [
         Column("layer", "layer"),
-        Column("after attention", "number"),
-        Column("after feed-forward", "number"),
-        Column("at its end", "number"),
-        Column("growth", "ratio"),
-        Column("cosine", "cosine"),
-    ]
+        *columns_of("number", "after attention", "after feed-forward", "at its end"),
+        Column("growth", "ratio"), Column("cosine", "cosine"),
+    ]  # fmt: skip
     first = first_beyond(errors, bound)
     title = f"No tensor differs by more than {bound:g}"
     if first is not None:
@@ -169,17 +139,17 @@ def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
         " NMSE.",
     ]
     if first is not None:
-        report.figures["first beyond the bound"] = (_number(first.relative), "number")
+        report.figures["first beyond the bound"] = (known(first.relative), "number")
         report.notes.append(
             f"The relative error of {_name(first)} is {shown(first.relative, 'number')}."
         )
-    known = found.kl[np.isfinite(found.kl)]
-    if len(known):
-        kl = float(known.mean(dtype=np.float64))
+    finite = found.kl[np.isfinite(found.kl)]
+    if len(finite):
+        kl = float(finite.mean(dtype=np.float64))
         report.figures["KL divergence"] = (kl, "nats")
         report.notes.append(
             f"The KL divergence of B from A is {shown(kl, 'nats')} nats, the mean of"
-            f" {counted(len(known), 'token')}."
+            f" {counted(len(finite), 'token')}."
         )
     else:
         report.notes.append("A or B has logits that are not numbers, so there is no KL divergence.")
@@ -194,20 +164,11 @@ def _worst(found: Divergences, most: int | None) -> Report:
     added = _added(errors)
     order = [i for i, e in enumerate(errors) if differ.intersection(e.weights)]
     order.sort(key=lambda i: -(added[i] or 0.0))
-    columns = [
-        Column("tensor"),
-        Column("op"),
-        Column("layer", "layer"),
-        Column("added", "number"),
-        Column("reads"),
-    ]
+    columns = [*_NAMED, Column("added", "number"), Column("reads")]
     rows: list[list[Cell]] = [
-        [
-            _name(errors[i]), errors[i].op, errors[i].layer, added[i],
-            ", ".join(errors[i].weights),
-        ]
-        for i in order[:most]
-    ]  # fmt: skip
+        [_name(e), e.op, e.layer, added[i], ", ".join(e.weights)]
+        for i, e in ((i, errors[i]) for i in order[:most])
+    ]
     report = Report("Ops that add the most error", columns, rows)
     report.notes.append(
         "Of the ops that read a weight that differs. added: the error that is not that of the op's"
@@ -224,19 +185,15 @@ def _channels(errors: Sequence[TensorError], most: int | None) -> Report:
         if e.channels is None or not e.error:
             continue
         worst = int(e.channels[0].argmax())
-        share = float(e.channels[0][worst]) / e.error
-        own = float(e.channels[1][worst])
-        relative = math.sqrt(float(e.channels[0][worst]) / own) if own else math.inf
+        error, own = e.channels[:, worst].tolist()
+        share = error / e.error
+        relative = math.sqrt(error / own) if own else math.inf
         rows.append([_name(e), e.layer, worst, share, share * e.channels.shape[1], relative])
     rows.sort(key=lambda row: -float(row[4] or 0))
     columns = [
-        Column("tensor"),
-        Column("layer", "layer"),
-        Column("channel", "id"),
-        Column("squared error", "fraction"),
-        Column("× mean", "number"),
-        Column("relative error", "number"),
-    ]
+        Column("tensor"), Column("layer", "layer"), Column("channel", "id"),
+        Column("squared error", "fraction"), *columns_of("number", "× mean", "relative error"),
+    ]  # fmt: skip
     report = Report("Outlier channels", columns, rows[:most])
     report.notes.append(
         "The channel of each tensor that has most of its squared error: its part of that of all"
@@ -253,16 +210,13 @@ def _positions(found: Divergences, most: int | None) -> Report:
     chunks = [int(n) for n in np.cumsum(np.array(found.positions) == 0)]
     order = np.argsort(-np.nan_to_num(found.kl, nan=-1.0), kind="stable")[:most]
     columns = [
-        Column("token"),
-        Column("chunk", "count"),
-        Column("position", "id"),
-        Column("KL divergence", "nats"),
-        Column("error of the last layer", "number"),
-    ]
+        Column("token"), Column("chunk", "count"), Column("position", "id"),
+        Column("KL divergence", "nats"), Column("error of the last layer", "number"),
+    ]  # fmt: skip
     rows: list[list[Cell]] = [
         [
-            found.tokens[i], chunks[i], found.positions[i], _number(float(found.kl[i])),
-            _number(float(relative[i])) if i < len(relative) else None,
+            found.tokens[i], chunks[i], found.positions[i], known(float(found.kl[i])),
+            known(float(relative[i])) if i < len(relative) else None,
         ]
         for i in map(int, order)
     ]  # fmt: skip
@@ -271,18 +225,15 @@ def _positions(found: Divergences, most: int | None) -> Report:
 
 def _shares(shares: Shares, most: int | None) -> Report:
     total = shares.sum
-    rows: list[list[Cell]] = [
-        [
-            _weights(share), share.layer, share.kl, share.kl / total if total > 0 else None,
-        ]
-        for share in sorted(shares.shares, key=lambda share: -share.kl)[:most]
-    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for share in sorted(shares.shares, key=lambda share: -share.kl)[:most]:
+        n = len(share.names)
+        what = share.names[0] if n == 1 else f"{share.part}: {n} weights"
+        rows.append([what, share.layer, share.kl, share.kl / total if total > 0 else None])
     columns = [
-        Column("weight of B"),
-        Column("layer", "layer"),
-        Column("KL divergence", "nats"),
+        Column("weight of B"), Column("layer", "layer"), Column("KL divergence", "nats"),
         Column("share", "share"),
-    ]
+    ]  # fmt: skip
     report = Report("Why: the KL divergence of A with weights of B", columns, rows, labels=2)
     report.figures = {
         "sum": (total, "nats"),
@@ -303,11 +254,6 @@ def _shares(shares: Shares, most: int | None) -> Report:
     return report
 
 
-def _weights(share: Share) -> str:
-    n = len(share.names)
-    return share.names[0] if n == 1 else f"{share.part}: {n} weights"
-
-
 def _added(errors: Sequence[TensorError]) -> list[float | None]:
     """For each tensor the root of the difference of the squares: of its relative error and of the
     largest one of its sources."""
@@ -315,8 +261,8 @@ def _added(errors: Sequence[TensorError]) -> list[float | None]:
     found: list[float | None] = []
     for e in errors:
         before = max((by_key[key].nmse for key in e.sources if key in by_key), default=0.0)
-        known = not e.is_index and math.isfinite(before)
-        found.append(math.sqrt(max(e.nmse - before, 0.0)) if known else None)
+        comparable = not e.is_index and math.isfinite(before)
+        found.append(math.sqrt(max(e.nmse - before, 0.0)) if comparable else None)
     return found
 
 
@@ -343,7 +289,3 @@ def _labels(errors: Sequence[TensorError]) -> list[str]:
             label = e.op + (f" #{n}" if n > 1 else "")
         labels.append(label)
     return labels
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else value

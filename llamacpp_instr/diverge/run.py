@@ -6,8 +6,8 @@ many tokens as fit into the memory that is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,16 +16,14 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import OnProgress, counted, first_names
 from llamacpp_instr.debugger.api import debug
-from llamacpp_instr.diverge.check import check_pair
-from llamacpp_instr.diverge.error import Array, TensorError
-from llamacpp_instr.diverge.exchange import Mixer
-from llamacpp_instr.diverge.follow import Comparison
-from llamacpp_instr.diverge.shares import Shares, measure_shares
+from llamacpp_instr.diverge.follow import Array, Comparison, TensorError
+from llamacpp_instr.diverge.shares import Shares, measure_shares, mixtures
 from llamacpp_instr.lab.quality.logits import (
     DEFAULT_SEED,
     WRITTEN_AT_ONCE,
     OutputOptions,
     WritingContext,
+    check_comparison,
     check_contexts,
     open_model,
     write_chunks,
@@ -35,6 +33,48 @@ from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContex
 from llamacpp_instr.llama.generate import tokenize
 from llamacpp_instr.llama.log import Interrupt, captured
 from llamacpp_instr.model.file import ModelFile
+
+_FREE = ("context_length", "vocab_size")
+"""hyper-parameters that change no node of a graph; the vocabulary is compared token by token"""
+
+
+def check_pair(a: ModelFile, b: ModelFile, options: OutputOptions) -> list[str]:
+    """Raise `UsageError` with the first difference in the architecture, a hyper-parameter, the
+    shape of a weight, or the vocabulary. Returns sentences about what only one of them has, which
+    forbids nothing."""
+    arch = a.architecture
+    if arch != b.architecture:
+        raise UsageError(
+            f"{a.path} and {b.path} have different architectures: {arch} and {b.architecture}"
+        )
+    one, other = (
+        {k: v for k, v in of.metadata.items() if k.startswith(f"{arch}.")} for of in (a, b)
+    )
+    for key in one:
+        if key in other and one[key] != other[key] and key.removeprefix(f"{arch}.") not in _FREE:
+            raise UsageError(
+                f"{a.path} and {b.path} have different hyper-parameters: {key} is {one[key]} and"
+                f" {other[key]}"
+            )
+    for weight in a.weights:
+        twin = b.by_name.get(weight.name)
+        if twin is not None and twin.ne != weight.ne:
+            raise UsageError(
+                f"{a.path} and {b.path} have different shapes: {weight.name} is"
+                f" {' × '.join(map(str, weight.ne))} and {' × '.join(map(str, twin.ne))}"
+            )
+    check_comparison([a, b], options)
+    return [
+        f"Only {name} has the {what} {first_names(few)}."
+        for name, what, few in (
+            ("A", "hyper-parameter", sorted(one.keys() - other.keys())),
+            ("B", "hyper-parameter", sorted(other.keys() - one.keys())),
+            ("A", "weight", [w.name for w in a.weights if w.name not in b.by_name]),
+            ("B", "weight", [w.name for w in b.weights if w.name not in a.by_name]),
+        )
+        if few
+    ]
+
 
 DEFAULT_TOKENS = 512
 MAX_UBATCH = 512
@@ -55,8 +95,6 @@ class DivergeOptions:
 
 @dataclass(frozen=True)
 class Divergences:
-    """What was found."""
-
     errors: list[TensorError]
     """of each tensor, in the order in which they are computed"""
     kl: Array
@@ -93,7 +131,10 @@ class Pair:
         gets tokens computed and in total."""
         comparison = self.comparison
         total, done, most = 2 * sum(map(len, self.chunks)), 0, 0
-        with _following(comparison), ExitStack() as stack:
+        with ExitStack() as stack:
+            folder = stack.enter_context(temporary_directory("instr-diverge-"))
+            debugging = stack.enter_context(debug(folder / "session.log"))
+            debugging.debugger.followers.append(comparison)
             contexts = [stack.enter_context(ModelContext(of, self.choice)) for of in self.models]
             check_contexts(contexts)
             per_token = 0
@@ -116,12 +157,11 @@ class Pair:
                     at += len(part)
         return most
 
-    def mixer(self) -> Mixer:
-        """Measures mixtures, after `compare`, which finds the weights. Use it in a `with` block."""
-        return Mixer(self.models[0], self.comparison.weights, self.chunks, self.choice)
+    def mixtures(self) -> AbstractContextManager[Callable[[Collection[str]], float]]:
+        """Measures mixtures, after `compare`, which finds the weights."""
+        return mixtures(self.models[0], self.comparison.weights, self.chunks, self.choice)
 
     def texts(self) -> list[str]:
-        """Of all tokens."""
         model = self.models[0]
         return [
             model.token_text(token) if model.has_tokenizer else str(token)
@@ -158,34 +198,26 @@ def compare_models(
     on_exchange: OnProgress,
 ) -> Divergences:
     """The errors of B's tensors against A's on the first tokens of `text`, or on tokens that A
-    writes; with `why` also the shares of the weights in the KL divergence.
-
-    `on_progress` gets tokens computed, `on_exchange` exchanges made, each with the total. Raises
-    `UsageError` for models that differ in more than their weights, `InstrError` if one fails.
-    """
+    writes; with `why` also the shares of the weights in the KL divergence. `on_progress` gets
+    tokens computed, `on_exchange` exchanges made, each with the total. Raises `UsageError` for
+    models that differ in more than their weights, `InstrError` if one fails."""
     notes = check_pair(a, b, OutputOptions(threads=options.threads))
     with opened_pair(a, b, text, options) as pair:
         most = pair.compare(on_progress)
         comparison, shares, texts = pair.comparison, None, pair.texts()
         differ = that_differ(a, b, [weight.name for weight in comparison.weights])
         if why:
-            with pair.mixer() as mixer:
-                shares = measure_shares(mixer.kl_of, differ, on_exchange)
+            with pair.mixtures() as kl_of:
+                shares = measure_shares(kl_of, differ, on_exchange)
     if len(texts) < options.tokens:
         notes.append(f"The text has only {counted(len(texts), 'token')}.")
     for name, only in zip("AB", comparison.not_shared, strict=True):
         if only:
             notes.append(f"Only {name} computes {first_names(sorted(only))}.")
-    return Divergences(
-        list(comparison.errors.values()),
-        np.concatenate(comparison.kl) if comparison.kl else np.full(len(texts), np.nan),
-        texts,
-        [i for chunk in pair.chunks for i in range(len(chunk))],
-        differ,
-        notes,
-        shares,
-        most,
-    )
+    kl = np.concatenate(comparison.kl) if comparison.kl else np.full(len(texts), np.nan)
+    positions = [i for chunk in pair.chunks for i in range(len(chunk))]
+    errors = list(comparison.errors.values())
+    return Divergences(errors, kl, texts, positions, differ, notes, shares, most)
 
 
 def _chunks(
@@ -214,16 +246,6 @@ def _fitting(max_bytes: int, per_token: int, at: int) -> int:
     n = max(max_bytes // per_token, 1)
     before, after = (-(-max(cells, 1) // _PADDING) for cells in (at, at + n))
     return max(n * before // after, 1)
-
-
-@contextmanager
-def _following(comparison: Comparison) -> Iterator[None]:
-    with (
-        temporary_directory("instr-diverge-") as folder,
-        debug(folder / "session.log") as debugging,
-    ):
-        debugging.debugger.followers.append(comparison)
-        yield
 
 
 def that_differ(a: ModelFile, b: ModelFile, names: Sequence[str]) -> list[str]:

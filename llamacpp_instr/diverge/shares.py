@@ -1,21 +1,32 @@
-"""The share of each weight in the KL divergence: measured by groups, then within the large ones."""
+"""The share of each weight in the KL divergence, from computes with mixtures of two models.
+
+A tensor of A is made to describe the memory of B's: its type, its strides, where its values lie.
+Nothing is copied, and any pair of types can be mixed. A context that is made afterwards builds its
+graphs from what the tensors describe, as it would for a file with the same tensors. Weights are
+measured by groups, then within the large ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import ctypes
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
+
+from llamacpp_instr.base.system import place
 from llamacpp_instr.base.terminal import OnProgress
+from llamacpp_instr.debugger.ggml import Tensor, tensor_at
+from llamacpp_instr.diverge.follow import SharedWeight
+from llamacpp_instr.lab.quality.divergence import kl_divergences
+from llamacpp_instr.lab.quality.logits import logits_of
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.model.file import NamedTensor, role_of
 
 SMALL = 0.01
 """A group with a smaller part of the sum is not divided: its weights cannot matter."""
-
-
-@dataclass(frozen=True)
-class _Named(NamedTensor):
-    name: str
-    ne: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,17 +72,14 @@ def measure_shares(
     groups = _groups(names)
     done, total = 0, len(groups) + 1
 
-    def measure(exchanged: Collection[str]) -> float:
+    def share(of: Sequence[str], layer: int, part: str) -> Share:
         nonlocal done
-        kl = kl_of(frozenset(exchanged))
+        kl = kl_of(frozenset(of))
         done += 1
         on_progress(done, total)
-        return kl
+        return Share(tuple(of), layer, part, kl)
 
-    def share(of: Sequence[str], layer: int, part: str) -> Share:
-        return Share(tuple(of), layer, part, measure(of))
-
-    whole = measure(names) if names else 0.0
+    whole = share(names, -1, "").kl if names else 0.0
     shares = [share(of, layer, part) for (layer, part), of in groups.items()]
     least = SMALL * sum(of.kl for of in shares)
     large = [of for of in shares if len(of.names) > 1 and of.kl >= least > 0]
@@ -86,10 +94,67 @@ def measure_shares(
 def _groups(names: Sequence[str]) -> dict[tuple[int, str], list[str]]:
     """Attention and feed-forward of each layer; what is in no layer is alone."""
     found: dict[tuple[int, str], list[str]] = {}
+    tensor = NamedTensor()
     for name in names:
-        layer, role = _Named(name).layer, role_of(name)
-        part = role
-        if layer >= 0:
-            part = "feed-forward" if "ffn" in role or "exp" in role else "attention"
-        found.setdefault((layer, part), []).append(name)
+        tensor.name = name
+        part = tensor.role
+        if tensor.layer >= 0:
+            part = "feed-forward" if "ffn" in part or "exp" in part else "attention"
+        found.setdefault((tensor.layer, part), []).append(name)
     return found
+
+
+_FIELDS = ("type", "buffer", "nb", "data", "extra")
+
+
+@contextmanager
+def exchanged(weights: Collection[SharedWeight]) -> Iterator[None]:
+    """Inside, A's tensors are those of B. Nothing may be computed when it begins or ends."""
+    before = {weight.a: bytes(tensor_at(weight.a)) for weight in weights}
+    try:
+        for weight in weights:
+            ours, theirs = tensor_at(weight.a), tensor_at(weight.b)
+            for field in _FIELDS:
+                setattr(ours, field, getattr(theirs, field))
+        yield
+    finally:
+        for address, content in before.items():
+            ctypes.memmove(address, content, ctypes.sizeof(Tensor))
+
+
+@contextmanager
+def mixtures(
+    model: LoadedModel,
+    weights: Sequence[SharedWeight],
+    chunks: Sequence[Sequence[int]],
+    options: ContextOptions,
+) -> Iterator[Callable[[Collection[str]], float]]:
+    """A function that measures the mean KL divergence, in nats, of A with these weights of B, over
+    all tokens. A's logits are in a temporary file."""
+
+    def logits_in(context: ModelContext) -> Iterator[np.ndarray]:
+        for chunk in chunks:
+            context.clear()
+            for start in range(0, len(chunk), context.n_batch):
+                part = chunk[start : start + context.n_batch]
+                context.decode(part, all_logits=True)
+                yield logits_of(context, len(part))
+
+    def kl_of(names: Collection[str]) -> float:
+        file.seek(0)
+        chosen = [weight for weight in weights if weight.name in names]
+        compared = [str(model.path), f"{model.path} with weights of B"]
+        found = []
+        with exchanged(chosen), ModelContext(model, options) as context:
+            for logits in logits_in(context):
+                data = file.read(logits.nbytes)
+                of_a = np.frombuffer(data, np.float32).reshape(logits.shape)
+                found.append(kl_divergences(compared, of_a, logits))
+        total = sum(float(kl.sum(dtype=np.float64)) for kl in found)
+        return total / sum(map(len, found))
+
+    with tempfile.TemporaryFile(dir=place()) as file:
+        with ModelContext(model, options) as context:
+            for logits in logits_in(context):
+                file.write(logits.tobytes())
+        yield kl_of

@@ -1,6 +1,6 @@
-"""Fits the costs of kernels to recordings.
+"""Measured kernels of recordings, with what their times depend on, and the fit of costs to them.
 
-Invariant: pure. Errors are relative, so that small kernels are fitted as well as large ones. The
+Invariants: pure. Errors are relative, so that small kernels are fitted as well as large ones. The
 spread of each cost comes from samples that a second fit, to the other samples, had not seen; the
 spread of steps from models that a fit to the others had not seen.
 """
@@ -8,15 +8,26 @@ spread of steps from models that a fit to the others had not seen.
 from __future__ import annotations
 
 import platform
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.prediction.features import ATTENTION, ONE, Other, Product
-from llamacpp_instr.prediction.model import between, costs_of, other_ns
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.prediction.model import (
+    ATTENTION,
+    ONE,
+    Features,
+    Other,
+    Product,
+    between,
+    costs_of,
+    features,
+    other_ns,
+    product_time,
+)
 from llamacpp_instr.prediction.probe.file import (
     KernelModel,
     OtherCost,
@@ -24,9 +35,71 @@ from llamacpp_instr.prediction.probe.file import (
     ProductCost,
     Stream,
 )
-from llamacpp_instr.prediction.samples import Sample
 
 Floats = NDArray[np.float64]
+
+QUIET = 0.25
+"""the quantile of equal computes that counts: other processes only make them slower"""
+
+
+TOGETHER = 32
+"""consecutive positions whose decodes count as equal"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Equal computes of a recording."""
+
+    threads: int
+    tokens: int
+    past: int
+    features: Features
+    ns: Floats
+    """of each kernel, the barrier after it included"""
+    step_ns: float
+    """of the whole step"""
+    steps: Floats
+    """of each step, ns"""
+
+
+def samples(session: Session, quantile: float = QUIET) -> list[Sample]:
+    """The computes of a session at `detailed`, those with equal graphs and tokens together. The
+    first of each is left out, because it builds the graph. `quantile` of them counts."""
+    steps = zip(
+        *(session.steps[name].tolist() for name in ("step", "pos", "begin", "end")), strict=True
+    )
+    of_step = {step: (past, end - begin) for step, past, begin, end in steps}
+    computes = session.computes.tuples("compute", "n_threads", "n_tokens", "step")
+    known = {compute: (*of, *of_step.get(step, (0, 0))) for compute, *of, step in computes}
+    found = []
+    for ops in session.ops:
+        if ops.thread:
+            continue
+        rows: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+        for row, compute in enumerate(ops.compute.tolist()):
+            if compute in known:
+                threads, tokens, past, _ = known[compute]
+                rows[threads, tokens, past // TOGETHER].append(row)
+        for (threads, tokens, _), of_key in rows.items():
+            same = of_key[1:] or of_key
+            # the later one of a sequence takes longer: the quantile of times is that of pasts
+            middle = int(ops.compute[same[int(quantile * (len(same) - 1))]])
+            plan = session.plans[ops.plan]
+            ubatch = session.ubatches.get(middle)
+            ns = ops.dur[same].astype(np.float64)
+            if ops.gap is not None:  # each up to the beginning of the next one
+                ns[:, :-1] += ops.gap[same, 1:]
+            lasted = np.array([known[int(n)][3] for n in ops.compute[same]], np.float64)
+            sample = Sample(
+                threads, tokens, known[middle][2],
+                features(session.graphs[plan.graph], plan, ubatch, threads),
+                ns=np.quantile(ns, quantile, axis=0, method="lower"),
+                step_ns=float(np.quantile(lasted, quantile, method="lower")), steps=lasted,
+            )  # fmt: skip
+            found.append(sample)
+    return found
+
+
 Key = tuple[str, bool, bool, int]
 FOLDS = 4
 GROUPS = 3
@@ -42,21 +115,6 @@ class _Measured:
     product: Product
     working_set: float
     ns: float
-
-
-@dataclass(frozen=True)
-class _Fitted:
-    """Columns by group, and what all share."""
-
-    keys: list[Key]
-    ns_per_mac: Floats
-    types: list[tuple[str, bool]]
-    of_stream: Floats
-    sizes: Floats
-    ns_per_byte: Floats
-    product_ns: float
-    ns_per_input: float
-    blend: float
 
 
 def fit(models: Sequence[Sequence[Sample]], watts: Mapping[int, float]) -> KernelModel:
@@ -95,42 +153,29 @@ def _spread_of_steps(models: Sequence[Sequence[Sample]], whole: KernelModel) -> 
 def _fit_all(
     samples: Sequence[Sample], watts: Mapping[int, float], spreads: bool = True
 ) -> KernelModel:
-    products: list[ProductCost] = []
-    streams: list[Stream] = []
-    others: list[OtherCost] = []
-    overheads: list[Overhead] = []
+    model = KernelModel(platform.machine(), [], [], [], [])
     for threads in sorted({sample.threads for sample in samples}):
-        of = [sample for sample in samples if sample.threads == threads]
-        measured, rest = _split(of)
+        chosen = [sample for sample in samples if sample.threads == threads]
+        measured, rest = _split(chosen)
         fitted = _fit_products(measured)
         spread = _spread_of_products(measured) if spreads else {}
+        shares = dict(zip(fitted.types, fitted.of_stream.tolist(), strict=True))
         for key, rate in zip(fitted.keys, fitted.ns_per_mac.tolist(), strict=True):
-            type_, repacked, experts, tokens = key
-            share = float(fitted.of_stream[fitted.types.index((type_, repacked))])
-            products.append(
-                ProductCost(
-                    type_, repacked, experts, tokens, threads,
-                    _round(rate), _round(share), _round(spread.get(key, 0.1)),
-                )
-            )  # fmt: skip
-        streams += [
+            costs = (_round(rate), _round(shares[key[:2]]), _round(spread.get(key, 0.1)))
+            model.products.append(ProductCost(*key, threads, *costs))
+        model.streams += [
             Stream(threads, int(size), float(round(1e9 / rate)))
             for size, rate in zip(fitted.sizes.tolist(), fitted.ns_per_byte.tolist(), strict=True)
         ]
         kernels = rest | {name: _similar(rest, one=name == ONE) for name in ("", ONE)}
-        others += [_fit_other(op, threads, of_op) for op, of_op in sorted(kernels.items())]
-        outside = [sample.step_ns - float(sample.ns.sum()) for sample in of if sample.tokens == 1]
-        overheads.append(
-            Overhead(
-                threads,
-                _round(fitted.product_ns),
-                _round(fitted.ns_per_input),
-                _round(fitted.blend),
-                _round(max(0.0, float(np.median(outside))) if outside else 0.0),
-                watts.get(threads),
-            )
+        model.others += [_fit_other(op, threads, of) for op, of in sorted(kernels.items())]
+        outside = [of.step_ns - float(of.ns.sum()) for of in chosen if of.tokens == 1]
+        step_ns = max(0.0, float(np.median(outside))) if outside else 0.0
+        product_ns, per_input, blend = map(_round, fitted.shared)
+        model.overheads.append(
+            Overhead(threads, product_ns, per_input, blend, _round(step_ns), watts.get(threads))
         )
-    return KernelModel(platform.machine(), products, streams, others, overheads)
+    return model
 
 
 def _similar(rest: dict[str, list[tuple[Other, float]]], one: bool) -> list[tuple[Other, float]]:
@@ -167,34 +212,43 @@ def _key(of: Product) -> Key:
     return of.type, of.repacked, of.experts, of.tokens
 
 
+class _Fitted:
+    """Costs of products by key, by type and by size of the working set, and what all share. `x` has
+    their logarithms, one after the other."""
+
+    def __init__(self, keys: list[Key], sizes: Floats, x: Floats) -> None:
+        self.keys, self.sizes = keys, sizes
+        self.types = list(dict.fromkeys(key[:2] for key in keys))
+        n = len(keys) + len(self.types)
+        self.ns_per_mac, self.of_stream, self.ns_per_byte, shared = np.split(
+            np.exp(x), [len(keys), n, n + len(sizes)]
+        )
+        self.shared: list[float] = shared.tolist()
+        """of each product, for each input, and how computing and reading overlap"""
+
+
 class _Columns:
     """Measured products as columns."""
 
-    def __init__(self, measured: Sequence[_Measured], keys: list[Key], sizes: Floats) -> None:
+    def __init__(self, measured: Sequence[_Measured], keys: list[Key]) -> None:
+        types = list(dict.fromkeys(key[:2] for key in keys))
         index = {key: i for i, key in enumerate(keys)}
-        self.types = list(dict.fromkeys((key[0], key[1]) for key in keys))
         of = [m.product for m in measured]
         self.key = np.array([index[_key(p)] for p in of])
-        self.type = np.array([self.types.index((p.type, p.repacked)) for p in of])
+        self.type = np.array([types.index((p.type, p.repacked)) for p in of])
         self.macs = np.array([p.macs for p in of])
         self.inputs = np.array([p.inputs for p in of])
         self.bytes = np.array([p.bytes for p in of])
         self.ns = np.array([m.ns for m in measured])
         self.working_set = np.array([m.working_set for m in measured])
-        self.sizes = sizes
 
-    def predicted(self, x: Floats, n_keys: int) -> Floats:
-        rate = np.exp(x[:n_keys])
-        n_types, n_sizes = len(self.types), len(self.sizes)
-        share = np.exp(x[n_keys : n_keys + n_types])
-        per_byte = np.exp(x[n_keys + n_types : n_keys + n_types + n_sizes])
-        fixed, per_input, p = np.exp(x[n_keys + n_types + n_sizes :])
-        compute = rate[self.key] * self.macs
-        read = self.bytes * between(self.sizes, per_byte, self.working_set) / share[self.type]
-        most = np.maximum(compute, read)
-        blended = most * ((compute / most) ** p + (read / most) ** p) ** (1 / p)
-        result: Floats = fixed + per_input * self.inputs + blended
-        return result
+    def errors(self, fitted: _Fitted) -> Floats:
+        """Predicted over measured times, in logarithms."""
+        rate = between(fitted.sizes, fitted.ns_per_byte, self.working_set)
+        read = self.bytes * rate / fitted.of_stream[self.type]
+        compute = fitted.ns_per_mac[self.key] * self.macs
+        found: Floats = np.log(product_time(compute, read, self.inputs, *fitted.shared) / self.ns)
+        return found
 
 
 def _fit_products(measured: Sequence[_Measured]) -> _Fitted:
@@ -203,25 +257,25 @@ def _fit_products(measured: Sequence[_Measured]) -> _Fitted:
 
     keys = sorted({_key(m.product) for m in measured})
     sizes = _sizes(measured)
-    columns = _Columns(measured, keys, sizes)
-    n_keys, n_types, n_sizes = len(keys), len(columns.types), len(sizes)
-    rates = np.log([_fastest(columns, i) for i in range(n_keys)])
-    first = np.concatenate(
-        [rates, np.zeros(n_types), np.full(n_sizes, np.log(0.05)), np.log([500.0, 0.1, 2.0])]
-    )
-    low = np.concatenate(
-        [rates - 4, np.full(n_types, -0.7), np.full(n_sizes, np.log(1e-4)), np.log([1, 1e-4, 1.0])]
-    )
-    high = np.concatenate(
-        [rates + 0.5, np.full(n_types, 0.7), np.full(n_sizes, np.log(5.0)), np.log([5e4, 5, 12.0])]
-    )
+    columns = _Columns(measured, keys)
+    n, n_keys, n_sizes = len(measured), len(keys), len(sizes)
+    n_types = len({key[:2] for key in keys})
+    of_types = slice(n_keys, n_keys + n_types)
+    per_mac = columns.ns / columns.macs
+    rates = np.log([np.min(per_mac[columns.key == key]) for key in range(n_keys)])
+
+    def start(rates: Floats, share: float, per_byte: float, shared: list[float]) -> Floats:
+        logs = rates, np.full(n_types, share), np.full(n_sizes, np.log(per_byte)), np.log(shared)
+        return np.concatenate(logs)
+
+    low = start(rates - 4, -0.7, 1e-4, [1, 1e-4, 1.0])
+    high = start(rates + 0.5, 0.7, 5.0, [5e4, 5, 12.0])
+    first = np.clip(start(rates, 0.0, 0.05, [500.0, 0.1, 2.0]), low + 1e-6, high - 1e-6)
     weight = np.minimum(1, columns.ns / 5e3) ** 0.5
-    n = len(columns.ns)
 
     def errors(x: Floats) -> Floats:
-        logs = np.log(columns.predicted(x, n_keys) / columns.ns) * weight
-        found: Floats = np.concatenate([logs, x[n_keys : n_keys + n_types] / FAR])
-        return found
+        logs = columns.errors(_Fitted(keys, sizes, x)) * weight
+        return np.concatenate([logs, x[of_types] / FAR])
 
     depends = lil_matrix((n + n_types, len(first)), dtype=np.int8)
     depends[np.arange(n), columns.key] = 1
@@ -229,24 +283,10 @@ def _fit_products(measured: Sequence[_Measured]) -> _Fitted:
     depends[:n, n_keys + n_types :] = 1
     depends[n + np.arange(n_types), n_keys + np.arange(n_types)] = 1
     found = least_squares(
-        errors, np.clip(first, low + 1e-6, high - 1e-6), bounds=(low, high),
-        loss="soft_l1", f_scale=0.1, jac_sparsity=depends, max_nfev=60,
+        errors, first, bounds=(low, high), loss="soft_l1", f_scale=0.1, jac_sparsity=depends,
+        max_nfev=60,
     ).x  # fmt: skip
-    fixed, per_input, p = np.exp(found[-3:]).tolist()
-    return _Fitted(
-        keys,
-        np.exp(found[:n_keys]),
-        columns.types,
-        np.exp(found[n_keys : n_keys + n_types]),
-        sizes,
-        np.exp(found[n_keys + n_types : -3]),
-        fixed, per_input, p,
-    )  # fmt: skip
-
-
-def _fastest(columns: _Columns, key: int) -> float:
-    of = columns.key == key
-    return float(np.min(columns.ns[of] / columns.macs[of]))
+    return _Fitted(keys, sizes, found)
 
 
 def _sizes(measured: Sequence[_Measured]) -> Floats:
@@ -262,33 +302,22 @@ def _sizes(measured: Sequence[_Measured]) -> Floats:
 
 def _spread_of_products(measured: Sequence[_Measured]) -> dict[Key, float]:
     """Standard deviation of measured over predicted, of products that a fit had not seen."""
-    errors: dict[Key, list[float]] = defaultdict(list)
-    count: dict[Key, int] = defaultdict(int)
-    for m in measured:
-        count[_key(m.product)] += 1
+    count = Counter(_key(m.product) for m in measured)
     seen: list[_Measured] = []
     unseen: list[_Measured] = []
     for i, m in enumerate(measured):
-        often = count[_key(m.product)] > 2
-        (unseen if often and i % FOLDS == 0 else seen).append(m)
+        (unseen if count[_key(m.product)] > 2 and i % FOLDS == 0 else seen).append(m)
     if not unseen or {_key(m.product) for m in unseen} - {_key(m.product) for m in seen}:
         return {}
     fitted = _fit_products(seen)
-    columns = _Columns(unseen, fitted.keys, fitted.sizes)
-    x = np.log(
-        np.concatenate(
-            [fitted.ns_per_mac, fitted.of_stream, fitted.ns_per_byte,
-             [fitted.product_ns, fitted.ns_per_input, fitted.blend]]
-        )
-    )  # fmt: skip
-    logs = np.log(columns.ns / columns.predicted(x, len(fitted.keys)))
+    logs = _Columns(unseen, fitted.keys).errors(fitted)
+    whole = deviation(logs)
+    errors: dict[Key, list[float]] = defaultdict(list)
     for m, error in zip(unseen, logs.tolist(), strict=True):
         errors[_key(m.product)].append(error)
-    whole = deviation(logs)
     return {
         key: max(LEAST_SPREAD, deviation(np.array(of)) if len(of) > 2 else whole)
-        for key in count
-        for of in [errors.get(key, [])]
+        for key, of in ((key, errors[key]) for key in count)
     }
 
 

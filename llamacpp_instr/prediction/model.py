@@ -1,38 +1,210 @@
-"""The time of each kernel of a graph on a machine.
+"""The time of each kernel of a graph on a machine, from what it depends on.
 
 A matrix product takes (compute^p + read^p)^(1/p): `compute` from its multiplications, `read` from
 the bytes of its weight and the bandwidth for the working set, p how much the two overlap. Every
 other kernel has a fixed cost, and one for the rows, bytes and operations of its busiest thread.
 
-Invariant: pure functions. The fit (`prediction.fit`) and the prediction use the same ones.
+For a number of threads that was not measured, each cost follows a power of the number of threads:
+between two measured numbers the one that joins them, beyond them the one of the nearest two, within
+what can be (`_GROWTH`).
+
+Invariant: pure functions. Recordings and dry runs, the fit (`prediction.fit`) and the prediction
+use the same ones.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import hypot, log, log2, prod
+from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import how_to_install
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.log.graph.attention import Ubatch
+from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
+from llamacpp_instr.log.graph.kernels import plan_kernels
+from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.graph.timeline import PlanTimeline
 from llamacpp_instr.log.schema import Graph, Plan
-from llamacpp_instr.prediction.features import ATTENTION, ONE, Features, Other, Product, features
-from llamacpp_instr.prediction.other_threads import UNKNOWN, with_threads
 from llamacpp_instr.prediction.probe.file import (
     KernelModel,
     OtherCost,
-    Overhead,
     Probe,
     ProductCost,
 )
 
 Floats = NDArray[np.float64]
+
+REPACKED = "CPU_REPACK"
+ATTENTION = "FLASH_ATTN_EXT"
+SHORT, LONG, SHORT_WINDOW = " short", " long", 256
+"""windows of attention, and the cells of the longest short one"""
+ONE = ", one token"
+"""ends the names of ops that were measured while one token was decoded"""
+ALONE = " alone"
+"""the same of attention, whose keys and values then come from further away"""
+
+
+@dataclass(frozen=True)
+class Product:
+    """MUL_MAT and MUL_MAT_ID with a weight."""
+
+    type: str
+    """of the weight, in capitals"""
+    repacked: bool
+    experts: bool
+    tokens: int
+    """that one matrix multiplies; of experts, on average"""
+    macs: float
+    """multiplications"""
+    inputs: float
+    """elements of the activations, which ggml converts before it multiplies"""
+    bytes: float
+    """of the weights that are read"""
+
+
+@dataclass(frozen=True)
+class Other:
+    """Any other kernel."""
+
+    op: str
+    """ops joined by +, and whether there is one token only, because its data then has left the
+    caches: `ADD`, `ADD, one token`; attention with the length of a key, and whether the keys that a
+    head reads fit into the nearest cache: `FLASH_ATTN_EXT 64 short`, `FLASH_ATTN_EXT 64 long
+    tiled`, `FLASH_ATTN_EXT 64 long alone`"""
+    rows: float
+    """of the result, or of all heads, that the busiest thread computes"""
+    units: float
+    """bytes that it moves; of attention, cells of the window that it looks at"""
+    flops: float
+    """of products without a weight, and of attention"""
+
+
+@dataclass(frozen=True)
+class Features:
+    """One entry for each kernel of a plan."""
+
+    kernels: list[Product | Other]
+    working_set: float
+    """bytes that a compute reads and writes: weights, cache, activations"""
+
+
+def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> Features:
+    """What the times of the kernels of `plan` depend on; `graph` must have its nodes."""
+    nodes = graph.whole
+    kernels = plan_kernels(graph, plan)
+    work = kernels.work(ubatch)
+    found: list[Product | Other] = []
+    tokens = max(
+        (prod(nodes.ne[node][1:]) for node in plan.node if nodes.op[node] == "MUL_MAT"), default=1
+    )
+    for i, first in enumerate(plan.node):
+        op, sources = nodes.op[first], nodes.src[first]
+        if op in ("MUL_MAT", "MUL_MAT_ID") and sources[0] < 0:
+            found.append(_product(graph, first, int(kernels.bytes[i])))
+            continue
+        label = kernels.label[i].split(" ")[0]
+        rows, units = prod(nodes.ne[first][1:]), float(work.bytes[i])
+        if i in kernels.attention:
+            of = kernels.attention[i]
+            window = SHORT if of.n_kv <= SHORT_WINDOW else LONG
+            label += f" {tensor(graph, sources[0]).ne[0]}{window}{' tiled' * of.tiled}"
+            label += ALONE * (tokens == 1)
+            rows = of.rows * of.heads * of.streams
+            units = float(rows * of.n_kv)
+        elif tokens == 1:
+            label += ONE
+        at_once = -(-rows // threads) / max(1, rows)  # the share of the busiest thread
+        flops = float(work.flops[i]) if i in kernels.attention or op.startswith("MUL_MAT") else 0.0
+        found.append(Other(label, rows * at_once, units * at_once, flops * at_once))
+    return Features(found, float(work.bytes.sum()))
+
+
+def _product(graph: Graph, node: int, moved: int) -> Product:
+    nodes = graph.whole
+    sources = nodes.src[node]
+    weight, experts = graph.leaf(sources[0]), nodes.op[node] == "MUL_MAT_ID"
+    tokens = prod(nodes.ne[node][1:])
+    if experts:
+        tokens = max(1, round(tokens / max(1, weight.ne[2])))
+    return Product(
+        type=weight.type.upper(), repacked=weight.buffer == REPACKED, experts=experts,
+        tokens=tokens, macs=float(weight.ne[0] * prod(nodes.ne[node])),
+        inputs=float(prod(tensor(graph, sources[1]).ne)),
+        bytes=float(moved - sum(tensor(graph, of).bytes for of in (*sources[1:], node))),
+    )  # fmt: skip
+
+
+def ubatch_of(tokens: int, past: int, threads: int, cells: int) -> Ubatch:
+    """What is known of the masks of consecutive tokens of one sequence, in a cache of `cells`."""
+    seen = Seen(past + tokens, (Span(past, tokens),), True, True, cells)
+    return Ubatch(threads, tokens, (Span(0, tokens),), (seen,), True, 0, True)
+
+
+UNKNOWN = 0.5
+"""spread of what was not measured, and is predicted from the like of it"""
+_GROWTH: dict[str, tuple[float, float]] = {
+    "ns_per_mac": (-1.0, 0.0), "of_stream": (0.0, 0.0), "bytes_per_second": (0.0, 1.0),
+    "ns": (0.0, 1.0), "ns_per_row": (0.0, 1.0), "ns_per_unit": (0.0, 1.0),
+    "ns_per_flop": (0.0, 1.0), "product_ns": (0.0, 1.0), "ns_per_input": (-1.0, 1.0),
+    "blend": (0.0, 0.0), "step_ns": (0.0, 1.0), "watts": (0.0, 1.0),
+}  # fmt: skip
+"""the least and the largest power of each cost; with one measured number, the first holds"""
+
+
+def with_threads(model: KernelModel, threads: int) -> KernelModel:
+    """`model` itself if it has costs for `threads`, else only costs for them. The spread of a step
+    grows by half for each doubling from the nearest number that was measured."""
+    known = model.threads
+    if threads in known:
+        return model
+    nearest = sorted(sorted(known, key=lambda n: abs(log(n / threads)))[:2])
+    away = min(abs(log2(n / threads)) for n in known)
+
+    def scaled(entries: Iterable[Any], same: Callable[[Any], object]) -> list[Any]:
+        """Of the two nearest numbers, entries that are the `same` but for their threads."""
+        pairs: dict[object, list[Any]] = {}
+        for entry in sorted(entries, key=lambda of: of.threads):
+            if entry.threads in nearest:
+                pairs.setdefault(same(entry), []).append(entry)
+        return [_scaled(entries, threads) for entries in pairs.values()]
+
+    overheads = scaled(model.overheads, lambda _: None)
+    return KernelModel(
+        model.architecture,
+        scaled(model.products, lambda of: (of.type, of.repacked, of.experts, of.tokens)),
+        scaled(model.streams, lambda of: of.bytes),
+        scaled(model.others, lambda of: of.op),
+        [replace(of, spread=hypot(of.spread, UNKNOWN * away)) for of in overheads],
+    )
+
+
+def _scaled(entries: list[Any], threads: int) -> Any:
+    """One or two entries, ascending by threads, as one for `threads`."""
+    first, last = entries[0], entries[-1]
+    base = min(entries, key=lambda of: abs(log(of.threads / threads)))
+    changed: dict[str, Any] = {"threads": threads}
+    for cost, (least, most) in _GROWTH.items():
+        value = getattr(base, cost, None)
+        if not value:
+            continue
+        power, before = least, getattr(first, cost)
+        if first is not last and before:
+            power = log(getattr(last, cost) / before) / log(last.threads / first.threads)
+        if not first.threads < threads < last.threads:
+            power = min(max(power, least), most)
+        changed[cost] = value * (threads / base.threads) ** power
+    if hasattr(base, "spread"):
+        changed["spread"] = max(of.spread for of in entries)
+    return replace(base, **changed)
+
+
 MOST_THREADS = 1024
 
 
@@ -140,13 +312,9 @@ def costs_of(of_plan: Features, model: KernelModel, threads: int) -> Predicted:
     ns, spread, source, known = zip(*rows, strict=True) if rows else ((), (), (), ())
     unknown = [name for name, is_known in zip(source, known, strict=True) if not is_known]
     return Predicted(
-        np.array(ns, np.float64),
-        np.array(spread, np.float64),
-        list(source),
-        list(dict.fromkeys(unknown)),
-        costs.overhead.step_ns,
-        costs.overhead.spread,
-    )
+        np.array(ns, np.float64), np.array(spread, np.float64), list(source),
+        list(dict.fromkeys(unknown)), costs.overhead.step_ns, costs.overhead.spread,
+    )  # fmt: skip
 
 
 class _Costs:
@@ -180,7 +348,8 @@ class _Costs:
         nearest = min(costs, key=lambda of: abs(of.tokens - kernel.tokens))
         compute = float(ns_per_mac) * kernel.macs
         read = kernel.bytes * self.ns_per_byte / nearest.of_stream
-        ns = product_ns(compute, read, kernel.inputs, self.overhead)
+        shared = self.overhead.product_ns, self.overhead.ns_per_input, self.overhead.blend
+        ns = product_time(compute, read, kernel.inputs, *shared)
         return ns, nearest.spread if known else UNKNOWN, name, known
 
     def _like(self, op: str) -> OtherCost:
@@ -200,23 +369,26 @@ class _Costs:
 
     def _similar(self, kernel: Product) -> tuple[list[ProductCost], bool]:
         """The costs of the kernel's type, or of one that is like it, and whether it is that."""
-        of = kernel.type, kernel.repacked, kernel.experts
-        if of in self.products:
-            return self.products[of], True
-        for repacked, experts in ((kernel.repacked, False), (not kernel.repacked, False)):
-            if (kernel.type, repacked, experts) in self.products:
-                return self.products[kernel.type, repacked, experts], repacked == kernel.repacked
-        dense = [costs for key, costs in self.products.items() if not key[2]]
-        slowest = max(dense, key=lambda costs: costs[0].ns_per_mac)
-        return slowest, False
+        exact = kernel.type, kernel.repacked, kernel.experts
+        dense = kernel.type, kernel.repacked, False
+        for key in (exact, dense, (kernel.type, not kernel.repacked, False)):
+            if key in self.products:
+                return self.products[key], key in (exact, dense)
+        others = [costs for key, costs in self.products.items() if not key[2]]
+        return max(others, key=lambda costs: costs[0].ns_per_mac), False
 
 
-def product_ns(compute: float, read: float, inputs: float, overhead: Overhead) -> float:
-    """Time of a matrix product, ns; see the module."""
-    p = overhead.blend
-    most = max(compute, read)
-    blended = most * ((compute / most) ** p + (read / most) ** p) ** (1 / p) if most else 0.0
-    return overhead.product_ns + overhead.ns_per_input * inputs + blended
+_TINY = np.finfo(np.float64).tiny
+"""instead of 0, by which nothing can be divided"""
+
+
+def product_time(
+    compute: Any, read: Any, inputs: Any, product_ns: float, ns_per_input: float, p: float
+) -> Any:
+    """Time of matrix products, ns, numbers or arrays; see the module."""
+    most = np.maximum(np.maximum(compute, read), _TINY)
+    blended = most * ((compute / most) ** p + (read / most) ** p) ** (1 / p)
+    return product_ns + ns_per_input * inputs + blended
 
 
 def other_ns(kernel: Other, cost: OtherCost) -> float:

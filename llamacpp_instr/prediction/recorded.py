@@ -1,20 +1,116 @@
-"""Records short runs of random models: the kernels of a real decode, in their real surroundings.
+"""Records short runs of random models, the kernels of real decodes, and fits the costs to them.
 
-Invariant: one log for each model and number of threads, at `detailed`; the caller reads them.
+The layers of a random model have different types, to measure all types in one decode. The time of a
+kernel depends on shapes and types, not on values. Each weight repeats a few rows that ggml
+quantized from random numbers, so a model of hundreds of megabytes is written in a second.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import Interrupt, captured
-from llamacpp_instr.prediction.random_model import Shape, write_random_layers
+from llamacpp_instr.log.session import load_session
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.prediction.fit import Sample, fit, samples
+from llamacpp_instr.prediction.probe.file import KernelModel
+from llamacpp_instr.prediction.probe.measure import ggml
 from llamacpp_instr.recording.session import record
+
+ROWS = 32
+"""that are quantized, and repeated"""
+CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama, or a Mixtral if it has experts."""
+
+    width: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    vocabulary: int = 2048
+    experts: int = 0
+    used: int = 0
+    """experts for each token"""
+
+
+def write_random_layers(path: Path, shape: Shape, types: list[str]) -> Path:
+    """A model with a layer in each of `types`; its embeddings have the first."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    writer = GGUFWriter(path, "llama")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(shape.width)
+    writer.add_block_count(len(types))
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.vocabulary)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.used)
+    writer.add_tokenizer_model("no_vocab")
+    random = np.random.default_rng(0)
+
+    def weight(name: str, type_: str, *ne: int) -> None:
+        data = _random_tensor(random, type_, *ne)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=GGMLQuantizationType[type_])
+
+    def norm(name: str) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(shape.width, np.float32))
+
+    width, feed_forward = shape.width, shape.feed_forward
+    kv = width // shape.heads * shape.kv_heads
+    weight("token_embd", types[0], shape.vocabulary, width)
+    weight("output", types[-1], shape.vocabulary, width)
+    norm("output_norm")
+    for i, type_ in enumerate(types):
+        norm(f"blk.{i}.attn_norm")
+        norm(f"blk.{i}.ffn_norm")
+        for name, n_rows in (("q", width), ("k", kv), ("v", kv), ("output", width)):
+            weight(f"blk.{i}.attn_{name}", type_, n_rows, width)
+        experts = (shape.experts,) if shape.experts else ()
+        ending = "_exps" if experts else ""
+        for name, ne in (("gate", (feed_forward, width)), ("up", (feed_forward, width)),
+                         ("down", (width, feed_forward))):  # fmt: skip
+            weight(f"blk.{i}.ffn_{name}{ending}", type_, *experts, *ne)
+        if experts:
+            weight(f"blk.{i}.ffn_gate_inp", "F32", shape.experts, width)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _random_tensor(random: np.random.Generator, name: str, *ne: int) -> NDArray[np.uint8]:
+    """Bytes of a tensor; `ne` in numpy's order, the length of a row last. A few quantized rows,
+    others for each tensor: with equal ones, scores of attention would be so large that the
+    processor computes with denormal numbers, which takes several times longer."""
+    *above, n = ne
+    values = random.standard_normal((ROWS, n), np.float32) * np.float32(0.02)
+    rows: NDArray[np.uint8] = values.view(np.uint8)
+    if name != "F32":
+        type_ = BY_NAME[name]
+        rows = np.zeros((ROWS, type_.row_bytes(n)), np.uint8)
+        at = values.ctypes.data, rows.ctypes.data
+        ggml().ggml_quantize_chunk(type_.number, *at, 0, ROWS, n, None)
+    return np.resize(rows, (*above, rows.shape[1]))
+
 
 TYPES_OF_LAYERS = (
     "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
@@ -22,8 +118,6 @@ TYPES_OF_LAYERS = (
 )  # fmt: skip
 """those that llama.cpp's common file types consist of"""
 MIXED = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
-
-
 POWERCAP = Path("/sys/class/powercap")
 
 
@@ -159,3 +253,24 @@ def joules_between(
         used = after[name][0] - before[name][0]
         total += used if used >= 0 else used + after[name][1]  # the counter began again
     return total
+
+
+def measure_kernels(
+    threads: Sequence[int], on_progress: OnProgress, subjects: Sequence[Subject] = SUBJECTS
+) -> KernelModel:
+    """The costs for these numbers of threads; `on_progress` gets the recordings done and in total.
+    Needs scipy. Must not be called while a session is recorded."""
+    found: dict[str, list[Sample]] = defaultdict(list)
+    joules: dict[int, float] = defaultdict(float)
+    seconds: dict[int, float] = defaultdict(float)
+    total = len(subjects) * len(threads)
+    with temporary_directory("instr-probe-") as folder:
+        for done, recorded in enumerate(record_subjects(folder, threads, subjects), 1):
+            found[recorded.model] += samples(load_session(recorded.log))
+            recorded.log.unlink()
+            if recorded.joules is not None:
+                joules[recorded.threads] += recorded.joules
+                seconds[recorded.threads] += recorded.seconds
+            on_progress(done, total)
+    watts = {n: float(f"{joules[n] / seconds[n]:.4g}") for n in joules if joules[n] > 0}
+    return fit(list(found.values()), watts)

@@ -1,19 +1,39 @@
-"""A prefill and a decode of a model file, predicted."""
+"""A prefill and a decode of a model file, predicted: in several file types, for numbers of threads.
+
+A model in another file type has no weights: its file, for llama.cpp's dry run, has the source's
+metadata and tensors, in the types of the quantization's plan, and its data is a hole.
+"""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import progress_bar
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions
+from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.kernels import cpu_plan, untimed_backends
+from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.prediction.features import ubatch_of
-from llamacpp_instr.prediction.model import Predicted, PredictedStep, predict_kernels
+from llamacpp_instr.prediction.model import (
+    Case,
+    Predicted,
+    PredictedStep,
+    Step,
+    kernel_model,
+    predict_kernels,
+    ubatch_of,
+)
 from llamacpp_instr.prediction.probe.file import Probe
-from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs, window
+from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs, plan_memory, window
 
 DEFAULT_TOKENS = 512
 """of a prefill, and in the cache before a decode, if the model allows as many"""
@@ -55,15 +75,15 @@ def usual_steps(path: str, probe: Probe) -> tuple[PredictedStep, PredictedStep]:
         UbatchShape(1, min(DEFAULT_TOKENS, trained - 1)),
         UbatchShape(min(DEFAULT_TOKENS, trained)),
     ]
-    decode, prefill = (
-        PredictedStep(what, of.graph, of.plan, of.ubatch(1), of.predict(probe, 1))
-        for of, what in zip(
-            planned_steps(model, ContextOptions(), shapes),
-            (f"decode after {shapes[0].past}", f"prefill of {shapes[1].tokens}"),
-            strict=True,
-        )
+    decode, prefill = planned_steps(model, ContextOptions(), shapes)
+
+    def predicted(what: str, of: PlannedStep) -> PredictedStep:
+        return PredictedStep(what, of.graph, of.plan, of.ubatch(1), of.predict(probe, 1))
+
+    return (
+        predicted(f"decode after {shapes[0].past}", decode),
+        predicted(f"prefill of {shapes[1].tokens}", prefill),
     )
-    return decode, prefill
 
 
 def planned_steps(
@@ -79,3 +99,62 @@ def planned_steps(
             )
         found.append(PlannedStep(shape, graph, cpu_plan(graph)))
     return found
+
+
+def write_retyped(source: ModelFile, plan: QuantizationPlan, folder: Path) -> ModelFile:
+    """The model that the plan describes; its files are in `folder`, named like the source's. The
+    quantizer would write one file, and the same weights."""
+    for path, header in source.headers.items():
+        with path.open("rb") as file:
+            infos = bytearray(file.read(header.infos_start))
+        end = 0
+        for tensor in plan.tensors:
+            if tensor.weight.path != path:
+                continue
+            name, ne = tensor.name.encode(), tensor.weight.ne
+            infos += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(ne))
+            infos += struct.pack(f"<{len(ne)}QIQ", *ne, tensor.type.number, end)
+            end += -(-tensor.n_bytes // header.alignment) * header.alignment
+        start = -(-len(infos) // header.alignment) * header.alignment
+        with (folder / path.name).open("wb") as file:
+            file.write(infos)
+            file.truncate(start + end)
+    return load_model_file(folder / source.path.name)
+
+
+def predict_cases(
+    source: ModelFile,
+    types: Sequence[str],
+    probe: Probe,
+    counts: Sequence[int],
+    tokens: int,
+    past: int,
+) -> list[Case]:
+    """A prefill of `tokens` and a decode after `past` tokens, for each file type and number of
+    threads; without types, of the model as it is. Nothing is quantized. Raises `UsageError` for a
+    type that the model cannot have, and like `planned_steps`."""
+    options = ContextOptions(ctx=max(tokens, past + 1), batch=tokens, ubatch=tokens)
+    shapes = [UbatchShape(tokens or 1), UbatchShape(1, past)]
+    cases: list[Case] = []
+    with ExitStack() as stack:
+        made = [] if types else [(source.file_type or "as it is", source)]
+        if types:
+            choice = QuantizeOptions(allow_requantize=True)
+            quantizer = stack.enter_context(Quantizer(source, choice))
+            for name in types:
+                folder = stack.enter_context(temporary_directory("instr-predict-"))
+                made.append((name, write_retyped(source, quantizer.plan(name), folder)))
+        on_progress = stack.enter_context(progress_bar("Predicting"))
+        for done, (name, file) in enumerate(made):
+            on_progress(done, len(made))
+            steps = planned_steps(file, options, shapes)
+            memory = plan_memory(file, options).n_bytes
+            timelines = [plan_timeline(step.graph, step.plan) for step in steps]
+            for n in counts:
+                prefill, decode = (
+                    Step(step.shape.tokens, step.predict(probe, n), timeline)
+                    for step, timeline in zip(steps, timelines, strict=True)
+                )
+                (overhead,) = (of for of in kernel_model(probe, n).overheads if of.threads == n)
+                cases.append(Case(name, n, prefill, decode, memory, overhead.watts))
+    return cases

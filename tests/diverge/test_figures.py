@@ -15,7 +15,7 @@ from llamacpp_instr import cli
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.diverge.error import Key, TensorError
+from llamacpp_instr.diverge.follow import Key, TensorError
 from llamacpp_instr.diverge.run import Divergences, DivergeOptions, compare_models, opened_pair
 from llamacpp_instr.diverge.shares import measure_shares
 from llamacpp_instr.model.file import load_model_file
@@ -128,9 +128,9 @@ def test_a_mixture_in_memory_computes_what_its_file_computes(tmp_path: Path) -> 
     options = DivergeOptions(tokens=16, threads=1)
     with opened_pair(a, b, TEXT, options) as pair:
         pair.compare(lambda *_: None)
-        with pair.mixer() as mixer:
-            mixture, nothing = mixer.kl_of(names), mixer.kl_of(())
-            everything = mixer.kl_of([weight.name for weight in a.weights])
+        with pair.mixtures() as kl_of:
+            mixture, nothing = kl_of(names), kl_of(())
+            everything = kl_of([weight.name for weight in a.weights])
     found = compared(mixed(DEMO, b.path, names, tmp_path / "mixed.gguf"))
     assert mixture == pytest.approx(float(found.kl.mean()), rel=0.02)
     assert everything == pytest.approx(float(compared(b.path).kl.mean()), rel=0.02)

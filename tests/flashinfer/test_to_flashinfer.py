@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from llamacpp_instr.converters.exports.flashinfer.attention import View, views_of_mask
 from llamacpp_instr.converters.exports.flashinfer.dataset import OUTPUT
 from llamacpp_instr.converters.exports.flashinfer.definition import Catalog, Definition
-from llamacpp_instr.converters.validate.node import error_of
+from llamacpp_instr.converters.validate.follow import error_of
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import titled

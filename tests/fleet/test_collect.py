@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.converters.analyses.stats import compute_stats
-from llamacpp_instr.converters.fleet.buckets import RELATIVE_ERROR, bucket_of
 from llamacpp_instr.converters.fleet.collect import collect as collected
-from llamacpp_instr.converters.fleet.database import ask, open_database
-from llamacpp_instr.converters.fleet.dataset import known_logs
-from llamacpp_instr.converters.fleet.sources import find_sources
+from llamacpp_instr.converters.fleet.collect import find_sources
+from llamacpp_instr.converters.fleet.dataset import RELATIVE_ERROR, bucket_of, known_logs
+from llamacpp_instr.converters.fleet.queries import ask, open_database
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.conftest import assert_refused

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.converters.fleet.answer import _cell, named_queries
 from llamacpp_instr.converters.fleet.dataset import (
     FORMAT,
     TABLES,
@@ -23,7 +22,7 @@ from llamacpp_instr.converters.fleet.dataset import (
     remove,
     schema_of,
 )
-from llamacpp_instr.converters.fleet.queries import QUERIES, REGRESSIONS
+from llamacpp_instr.converters.fleet.queries import QUERIES, REGRESSIONS, _cell, named_queries
 
 
 def log_row(**of: object) -> dict[str, Any]:

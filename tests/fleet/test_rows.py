@@ -11,9 +11,9 @@ import pytest
 
 from llamacpp_instr.base.errors import LogError, UsageError
 from llamacpp_instr.converters.fleet import rows as rows_module
-from llamacpp_instr.converters.fleet.buckets import GROWTH, N_BUCKETS, RELATIVE_ERROR, bucket_of
+from llamacpp_instr.converters.fleet.collect import Source, find_sources
+from llamacpp_instr.converters.fleet.dataset import GROWTH, N_BUCKETS, RELATIVE_ERROR, bucket_of
 from llamacpp_instr.converters.fleet.rows import LogRows
-from llamacpp_instr.converters.fleet.sources import Source, find_sources
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.reader import read_events
 from tests.kit.made_log import encode

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from llamacpp_instr.converters.fleet.answer import answer
-from llamacpp_instr.converters.fleet.database import open_database
-from llamacpp_instr.converters.fleet.queries import QUERIES
+from llamacpp_instr.converters.fleet.queries import QUERIES, answer, open_database
 from tests.conftest import assert_refused
 from tests.fleet.fleet_logs import write_log
 from tests.kit.in_process import instr_here, told

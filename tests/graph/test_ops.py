@@ -21,7 +21,7 @@ from llamacpp_instr.log.graph.ops import (
     role_of,
 )
 from llamacpp_instr.log.schema import Leaf, Plan
-from llamacpp_instr.prediction.probe.ggml import F32, Ggml, Graph
+from llamacpp_instr.prediction.probe.measure import F32, Graph
 from tests.graph.test_copies import graph_of
 
 
@@ -237,7 +237,7 @@ def test_parameters_are_those_that_ggml_stores(call: tuple[Any, ...]) -> None:
     }  # fmt: skip
     function, *arguments = call
     types = [POINTER, POINTER, *(kinds[type(argument)] for argument in arguments)]
-    with Graph(Ggml(), 1 << 16) as graph:
+    with Graph(1 << 16) as graph:
         declare({function: (POINTER, types)})
         node = tensor_at(graph.node(function, graph.filled(F32, 256, 4), *arguments))
         assert ggml().ggml_op_name(node.op).decode() == op

@@ -32,7 +32,7 @@ _LESS = {
 _PROBE = (
     "from llamacpp_instr.prediction.probe import measure;"
     " measure.SECONDS, measure.SIZES, measure.TYPES_OF_WEIGHTS = 0, (1, 4), ('F16', 'Q4_K');"
-    " from llamacpp_instr.prediction import measure as kernels;"
+    " from llamacpp_instr.prediction import recorded as kernels;"
     " kernels.measure_kernels.__defaults__ = ([kernels.SUBJECTS[0], kernels.SUBJECTS[-2]],);"
     " from llamacpp_instr.__main__ import main; main()"
 )

@@ -12,9 +12,15 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
 from llamacpp_instr.converters.scheduling.schedule import Schedule
-from llamacpp_instr.converters.scheduling.tasks import KINDS, Label, Tasks
+from llamacpp_instr.converters.scheduling.tasks import (
+    KINDS,
+    EngineKind,
+    Engines,
+    Label,
+    Tasks,
+    equal_engines,
+)
 
 OPS = {"matrix": ("MUL_MAT", "FLASH_ATTN_EXT"), "vector": ("ADD", "SOFT_MAX"), "memory": ("CPY",)}
 BLOCKS = ("attention", "feed-forward", "kv")

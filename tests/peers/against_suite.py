@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from llamacpp_instr.converters.validate.against.compare import (
+from llamacpp_instr.converters.validate.against import (
     OF_F32,
     Comparison,
     compare,
+    compute_states,
     default_bound,
+    judge_states,
+    transformers_states,
 )
-from llamacpp_instr.converters.validate.against.ours import compute_states
-from llamacpp_instr.converters.validate.against.report import judge_states
-from llamacpp_instr.converters.validate.against.theirs import Sizes, transformers_states
-from llamacpp_instr.converters.validate.prompt import prompt_tokens
+from llamacpp_instr.converters.validate.live import prompt_tokens
 from llamacpp_instr.lab.importer.source import import_model, open_source
 from llamacpp_instr.model.file import Weight, load_model_file
 from tests.kit.debugger_kit import opened
@@ -48,7 +48,10 @@ def against(folder: Path, imported: Path) -> Reference:
         tokens = prompt_tokens(model, None)
         api: Any = model.api
         layers, width = (api.llama_model_n_layer, api.llama_model_n_embd)
-        sizes = Sizes(str(imported), layers(model.handle), width(model.handle), model.n_vocab)
+        sizes = {
+            "path": str(imported), "n_layers": layers(model.handle),
+            "width": width(model.handle), "n_vocab": model.n_vocab,
+        }  # fmt: skip
     theirs = transformers_states(open_source(folder), sizes, tokens, 2, lambda _done, _total: None)
 
     def compare_file(path: Path) -> Comparison:

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from llamacpp_instr.prediction.features import Features, Other, Product
 from llamacpp_instr.prediction.fit import (
     LEAST_SPREAD,
+    Sample,
     _fit_all,
     _fit_products,
     _Measured,
@@ -17,8 +17,17 @@ from llamacpp_instr.prediction.fit import (
     _spread_of_products,
     deviation,
 )
-from llamacpp_instr.prediction.model import Predicted, _Costs, between, other_ns, product_ns
-from llamacpp_instr.prediction.other_threads import with_threads
+from llamacpp_instr.prediction.model import (
+    Features,
+    Other,
+    Predicted,
+    Product,
+    _Costs,
+    between,
+    other_ns,
+    product_time,
+    with_threads,
+)
 from llamacpp_instr.prediction.probe.file import (
     KernelModel,
     OtherCost,
@@ -26,7 +35,6 @@ from llamacpp_instr.prediction.probe.file import (
     ProductCost,
     Stream,
 )
-from llamacpp_instr.prediction.samples import Sample
 
 # --- other numbers of threads ---
 
@@ -123,8 +131,7 @@ def test_the_spread_of_steps_grows_by_half_for_each_doubling(
     [(300.0, 400.0, 500.0), (400.0, 300.0, 500.0), (300.0, 0.0, 300.0), (0.0, 0.0, 0.0)],
 )
 def test_a_product_blends_computing_and_reading(compute: float, read: float, ns: float) -> None:
-    overhead = Overhead(1, 50.0, 0.5, 2.0, 0.0, None)
-    assert product_ns(compute, read, 20.0, overhead) == pytest.approx(50 + 0.5 * 20 + ns)
+    assert product_time(compute, read, 20.0, 50.0, 0.5, 2.0) == pytest.approx(50 + 0.5 * 20 + ns)
 
 
 def test_other_kernels_cost_by_rows_units_and_operations() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.prediction import measure
+from llamacpp_instr.prediction import recorded as measure
+from llamacpp_instr.prediction.fit import Sample
 from llamacpp_instr.prediction.recorded import Recorded, Subject, joules_between, read_joules
-from llamacpp_instr.prediction.samples import Sample
 from tests.kit.sketched_log import Sketch
 from tests.kit.steady_log import write
 

@@ -7,7 +7,7 @@ import pytest
 from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
 from llamacpp_instr.log.graph.kernels import cpu_plan
 from llamacpp_instr.log.schema import Graph, Plan
-from llamacpp_instr.prediction.features import Other, Product, features, ubatch_of
+from llamacpp_instr.prediction.model import Other, Product, features, ubatch_of
 from tests.graph.test_copies import graph_of
 from tests.graph.test_kernels import attention_graph
 from tests.prediction.test_model import product_graph

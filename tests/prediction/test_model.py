@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.graph.kernels import cpu_plan
 from llamacpp_instr.log.schema import Graph, Leaf, Nodes, Split
-from llamacpp_instr.prediction.features import ONE, Features, Other, Product
 from llamacpp_instr.prediction.fit import (
     LEAST_SPREAD,
+    Sample,
     _fit_all,
     _fit_other,
     _Measured,
@@ -23,9 +23,17 @@ from llamacpp_instr.prediction.fit import (
     _split,
     fit,
 )
-from llamacpp_instr.prediction.model import _Costs, costs_of, kernel_model, predict_kernels
+from llamacpp_instr.prediction.model import (
+    ONE,
+    Features,
+    Other,
+    Product,
+    _Costs,
+    costs_of,
+    kernel_model,
+    predict_kernels,
+)
 from llamacpp_instr.prediction.probe.file import KernelModel, Probe, Stream, probe_json, read_probe
-from llamacpp_instr.prediction.samples import Sample
 from tests.kit.made_machine import MB, TYPES, made_machine
 
 

@@ -11,11 +11,9 @@ from llamacpp_instr.lab.quantize.plan import QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.prediction.measure import measure_kernels
 from llamacpp_instr.prediction.probe.file import probe_json
-from llamacpp_instr.prediction.random_model import Shape
-from llamacpp_instr.prediction.recorded import Run, Subject, record_subjects
-from llamacpp_instr.prediction.retyped import write_retyped
+from llamacpp_instr.prediction.recorded import Run, Shape, Subject, measure_kernels, record_subjects
+from llamacpp_instr.prediction.steps import write_retyped
 from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs, plan_memory
 from tests.conftest import assert_refused
 from tests.kit.in_process import instr_here, told

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.prediction.random_model import CONTEXT
 from llamacpp_instr.prediction.recorded import (
+    CONTEXT,
     SUBJECTS,
     Run,
     Subject,

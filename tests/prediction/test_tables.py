@@ -23,15 +23,15 @@ from llamacpp_instr.log.schema import Leaf, Ops, StepEnd
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction import steps
+from llamacpp_instr.prediction.fit import samples
 from llamacpp_instr.prediction.model import Case, Predicted, Step, predict_kernels
 from llamacpp_instr.prediction.probe.file import Bandwidth, Barrier, Kernel
-from llamacpp_instr.prediction.retyped import write_retyped
-from llamacpp_instr.prediction.samples import samples
 from llamacpp_instr.prediction.steps import (
     MOST_TOKENS,
     PlannedStep,
     planned_steps,
     trained_tokens,
+    write_retyped,
 )
 from llamacpp_instr.recording.memory.plan import UbatchShape, window
 from llamacpp_instr.report.report import Cell

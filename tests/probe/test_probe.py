@@ -24,7 +24,7 @@ from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.prediction.probe import measure
 from llamacpp_instr.prediction.probe.file import Bandwidth, Kernel, probe_json, read_probe
-from llamacpp_instr.prediction.probe.ggml import F32, Ggml, Graph
+from llamacpp_instr.prediction.probe.measure import F32, Graph
 from llamacpp_instr.report.report import BOUND
 from tests.conftest import Instr
 from tests.kit.made_log import make_log
@@ -225,12 +225,13 @@ def test_the_probe_of_another_machine_is_refused() -> None:
 @pytest.mark.parametrize("name", measure.TYPES_OF_WEIGHTS)
 def test_the_kernels_that_are_timed_multiply(name: str) -> None:
     number = {type_.name: number for number, type_ in TYPES.items()}[name]
-    ggml = Ggml()
-    with Graph(ggml, 4 * MIB) as graph:
-        product = graph.product(graph.filled(number, 512, 16), graph.filled(F32, 512, 3))
+    with Graph(4 * MIB) as graph:
+        product = graph.node(
+            "ggml_mul_mat", graph.filled(number, 512, 16), graph.filled(F32, 512, 3)
+        )
         graph.compute(2)
         found = np.ctypeslib.as_array(
-            (ctypes.c_float * 48).from_address(ggml.lib.ggml_get_data(product))
+            (ctypes.c_float * 48).from_address(measure.ggml().ggml_get_data(product))
         ).reshape(3, 16)
         weight = np.random.default_rng(0).standard_normal((16, 512), np.float32)
         tokens = np.random.default_rng(0).standard_normal((3, 512), np.float32)

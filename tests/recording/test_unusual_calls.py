@@ -9,7 +9,7 @@ import pytest
 
 import llamacpp_instr
 from llamacpp_instr.log.check import check_log
-from llamacpp_instr.prediction.random_model import Shape, write_random_layers
+from llamacpp_instr.prediction.recorded import Shape, write_random_layers
 from tests.conftest import read_events
 from tests.kit.decoder import Decoder
 from tests.kit.native_kit import DEMO

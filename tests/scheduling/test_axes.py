@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.converters.scheduling.axes import Axes, Slice
-from llamacpp_instr.converters.scheduling.division import by_heads, by_rows, by_tiles
+from llamacpp_instr.converters.scheduling.split import by_heads, by_rows, by_tiles
+from llamacpp_instr.converters.scheduling.timed_graph import Axes, Slice
 from llamacpp_instr.log import schema as s
 
 Row = tuple[str, list[int], list[int]]

@@ -15,12 +15,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llamacpp_instr.converters.scheduling.axes import Axes
-from llamacpp_instr.converters.scheduling.division import Division, by_heads, by_rows, by_tiles
-from llamacpp_instr.converters.scheduling.engines import equal_engines
-from llamacpp_instr.converters.scheduling.from_log import recorded_graph
-from llamacpp_instr.converters.scheduling.split import Split, divide
-from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph
+from llamacpp_instr.converters.scheduling.sources import recorded_graph
+from llamacpp_instr.converters.scheduling.split import (
+    Division,
+    Split,
+    by_heads,
+    by_rows,
+    by_tiles,
+    divide,
+)
+from llamacpp_instr.converters.scheduling.tasks import equal_engines
+from llamacpp_instr.converters.scheduling.timed_graph import Axes, TimedGraph
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr
 from tests.kit.native_kit import DEMO, ROOT

@@ -8,11 +8,10 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, settings
 
-from llamacpp_instr.converters.scheduling.critical import critical_path
-from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
 from llamacpp_instr.converters.scheduling.optimum import shifted_left
-from llamacpp_instr.converters.scheduling.policies import schedule_list, schedule_program
-from llamacpp_instr.converters.scheduling.schedule import Schedule
+from llamacpp_instr.converters.scheduling.report import critical_path
+from llamacpp_instr.converters.scheduling.schedule import Schedule, schedule_list, schedule_program
+from llamacpp_instr.converters.scheduling.tasks import EngineKind, Engines, equal_engines
 from tests.kit.schedule_kit import assert_valid, fed_core, graphs, machines, make_tasks
 
 

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.scheduling.engines import equal_engines
-from llamacpp_instr.converters.scheduling.from_log import recorded_graph
+from llamacpp_instr.converters.scheduling.sources import recorded_graph
 from llamacpp_instr.converters.scheduling.split import Divided, divide
-from llamacpp_instr.converters.scheduling.tasks import beside, several_sequences, several_tokens
+from llamacpp_instr.converters.scheduling.tasks import (
+    beside,
+    equal_engines,
+    several_sequences,
+    several_tokens,
+)
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.session import Session, load_session
@@ -82,7 +86,7 @@ def test_the_edges_are_the_graphs_and_those_through_the_cache(session: Session) 
     found = edges(whole(session).tasks)
     of_graph = set(plan_timeline(timed.graph, timed.plan).edges)
     assert of_graph < found
-    titles = timed.titles
+    titles = [op.title for op in timed.timeline.ops]
     added = {(titles[a], titles[b]) for a, b in found - of_graph}
     assert added == {
         ("SET_ROWS cache_k", "FLASH_ATTN_EXT"),

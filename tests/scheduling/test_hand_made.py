@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.scheduling import hand_made
-from llamacpp_instr.converters.scheduling.engines import (
+from llamacpp_instr.converters.scheduling import tasks as hand_made
+from llamacpp_instr.converters.scheduling.schedule import schedule_list
+from llamacpp_instr.converters.scheduling.tasks import (
     EngineKind,
     Engines,
+    Label,
     check_usable,
     equal_engines,
     parse_engines,
     read_engines,
+    read_hand_made,
 )
-from llamacpp_instr.converters.scheduling.hand_made import read_hand_made
-from llamacpp_instr.converters.scheduling.policies import schedule_list
-from llamacpp_instr.converters.scheduling.tasks import Label
 from tests.kit.schedule_kit import assert_valid, graphs, make_tasks, sources_of
 
 GRAPH = """

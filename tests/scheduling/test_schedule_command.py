@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.converters.scheduling.engines import equal_engines
-from llamacpp_instr.converters.scheduling.from_log import recorded_graph
-from llamacpp_instr.converters.scheduling.policies import schedule_list
+from llamacpp_instr.converters.scheduling.schedule import schedule_list
+from llamacpp_instr.converters.scheduling.sources import recorded_graph
 from llamacpp_instr.converters.scheduling.split import divide
-from llamacpp_instr.converters.scheduling.tasks import several_sequences
+from llamacpp_instr.converters.scheduling.tasks import equal_engines, several_sequences
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import blocks_of

@@ -15,20 +15,19 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.scheduling.axes import Axes, Need
-from llamacpp_instr.converters.scheduling.division import _is_weight
-from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
-from llamacpp_instr.converters.scheduling.from_log import recorded_graph
+from llamacpp_instr.converters.scheduling.sources import recorded_graph
 from llamacpp_instr.converters.scheduling.split import (
     Divided,
     Split,
+    _is_weight,
     _stage_of,
     divide,
     part_shapes,
 )
-from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph
+from llamacpp_instr.converters.scheduling.tasks import EngineKind, Engines, equal_engines
+from llamacpp_instr.converters.scheduling.timed_graph import Axes, Need, TimedGraph
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.prediction.probe.shapes import (
+from llamacpp_instr.prediction.probe.file import (
     ATTENTION_PARTS,
     SCALED_NORM_PARTS,
     SOFT_MAX_PARTS,
@@ -214,7 +213,7 @@ def test_a_part_waits_for_what_it_reads() -> None:
 
 
 def test_parts_are_timed_at_their_shape() -> None:
-    from llamacpp_instr.prediction.probe.parts import time_parts
+    from llamacpp_instr.prediction.probe.measure import time_parts
 
     one, many = (time_parts(ScaledNormShape(4096, rows)) for rows in (1, 64))
     assert tuple(one) == SCALED_NORM_PARTS

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.scheduling.axes import Axes
-from llamacpp_instr.converters.scheduling.from_log import Recorded, recorded_graph
+from llamacpp_instr.converters.scheduling.sources import Recorded, recorded_graph
 from llamacpp_instr.converters.scheduling.timed_graph import (
+    Axes,
     TimedGraph,
     kind_of,
     leaf_below,
@@ -52,7 +52,8 @@ def test_the_times_of_one_compute_are_those_of_the_log() -> None:
     assert timed.inside == [[0], [1, 2], [3]]
     assert timed.kernel_of == {0: 0, 1: 1, 2: 1, 3: 2}
     assert timed.names == ["embd", "attn_norm-0", "Qcur-0"]
-    assert timed.titles == ["GET_ROWS token_embd", "RMS_NORM+MUL attn_norm", "MUL_MAT attn_q"]
+    titles = [op.title for op in timed.timeline.ops]
+    assert titles == ["GET_ROWS token_embd", "RMS_NORM+MUL attn_norm", "MUL_MAT attn_q"]
     rest = 30_000 - 26_040
     assert (found.rest_ns, found.n_computes, found.n_threads) == (rest, 1, 2)
     assert found.notes[:3] == [

@@ -15,10 +15,9 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.scheduling import trace as trace_of_schedule
-from llamacpp_instr.converters.scheduling.critical import critical_path
-from llamacpp_instr.converters.scheduling.engines import EngineKind, Engines, equal_engines
-from llamacpp_instr.converters.scheduling.policies import schedule_list, schedule_program
-from llamacpp_instr.converters.scheduling.schedule import Schedule
+from llamacpp_instr.converters.scheduling.report import critical_path
+from llamacpp_instr.converters.scheduling.schedule import Schedule, schedule_list, schedule_program
+from llamacpp_instr.converters.scheduling.tasks import EngineKind, Engines, equal_engines
 from llamacpp_instr.converters.scheduling.trace import write_trace
 from tests.exports.test_perfetto import Back
 from tests.kit.schedule_kit import fed_core, graphs, machines, make_tasks

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +15,15 @@ from safetensors.numpy import save_file
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.cli import main
-from llamacpp_instr.converters.validate.against.compare import compare, default_bound
-from llamacpp_instr.converters.validate.against.ours import States, compute_states
-from llamacpp_instr.converters.validate.against.report import judge_states
-from llamacpp_instr.converters.validate.against.theirs import Sizes
-from llamacpp_instr.converters.validate.against.worker import check_sizes
-from llamacpp_instr.converters.validate.prompt import prompt_tokens
+from llamacpp_instr.converters.validate.against import (
+    States,
+    compare,
+    compute_states,
+    default_bound,
+    judge_states,
+)
+from llamacpp_instr.converters.validate.live import prompt_tokens
+from llamacpp_instr.converters.validate.worker import check_sizes
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.debugger_kit import opened, run, without
 from tests.kit.native_kit import DEMO, random_models
@@ -115,7 +117,7 @@ def test_the_coarsest_matrix_decides_the_default_bound() -> None:
 )
 def test_another_model_is_refused_with_both_numbers(size: dict[str, int], line: str) -> None:
     same = {"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 512}
-    sizes = asdict(Sizes("it.gguf", 2, 64, 512))
+    sizes = {"path": "it.gguf", "n_layers": 2, "width": 64, "n_vocab": 512}
     check_sizes("folder", SimpleNamespace(**same), sizes)
     with pytest.raises(UsageError, match=line):
         check_sizes("folder", SimpleNamespace(**same | size), sizes)

@@ -17,8 +17,7 @@ from click.testing import CliRunner
 
 from llamacpp_instr.cli import main
 from llamacpp_instr.converters.validate.follow import Checked, Checker
-from llamacpp_instr.converters.validate.report import judge
-from llamacpp_instr.converters.validate.run import Validation
+from llamacpp_instr.converters.validate.run import Validation, judge
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import write

@@ -1,7 +1,8 @@
-"""The file of a probe: JSON, in the user's cache unless it is named."""
+"""The file of a probe: JSON, in the user's cache unless it is named; and shapes that are timed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -10,6 +11,49 @@ from msgspec import Meta, Struct
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import cache_dir
+
+Part = Literal[
+    "DOT_PRODUCTS", "MAXIMUM", "EXPONENTIALS", "NORMALIZATION", "WEIGHTED_SUM", "RMS_NORM", "MUL"
+]
+SOFT_MAX_PARTS: tuple[Part, ...] = ("MAXIMUM", "EXPONENTIALS", "NORMALIZATION")
+ATTENTION_PARTS: tuple[Part, ...] = ("DOT_PRODUCTS", *SOFT_MAX_PARTS, "WEIGHTED_SUM")
+SCALED_NORM_PARTS: tuple[Part, ...] = ("RMS_NORM", "MUL")
+"""the ops of the only kernel that ggml's CPU backend fuses"""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """One attention of all heads."""
+
+    tokens: int
+    heads: int
+    kv_heads: int
+    cells: int
+    """of the cache that are attended"""
+    key: int
+    """length of a key"""
+    value: int
+    """length of a value"""
+    type_k: str
+    type_v: str
+    """of the cache, in ggml's words"""
+    fused: bool
+    """flash attention; else only the passes of its soft-max are timed, which SOFT_MAX runs"""
+
+
+@dataclass(frozen=True)
+class ScaledNormShape:
+    """RMS_NORM and the MUL by its weight, which ggml fuses."""
+
+    elements: int
+    """of a row"""
+    rows: int
+
+
+KernelShape = AttentionShape | ScaledNormShape
+PartTimes = dict[Part, float]
+"""ns of each part, of all heads or rows together, on one thread"""
+
 
 Positive = Annotated[float, Meta(gt=0, lt=1e18)]
 Cost = Annotated[float, Meta(ge=0, lt=1e18)]
@@ -83,11 +127,9 @@ class Overhead(Struct, forbid_unknown_fields=True):
 
 
 class KernelModel(Struct, forbid_unknown_fields=True):
-    """What a kernel costs on a machine: the part of the file that `instr predict` reads.
-
-    Every rate is a measured one, fitted to the kernels of recorded decodes, and a person may edit
-    it: a machine with twice the bandwidth has twice the `bytes_per_second` of every entry of
-    `streams`.
+    """What a kernel costs on a machine: the part of the file that `instr predict` reads. Every rate
+    is a measured one, fitted to the kernels of recorded decodes, and a person may edit it: a
+    machine with twice the bandwidth has twice the `bytes_per_second` of every entry of `streams`.
     """
 
     architecture: str
@@ -152,11 +194,8 @@ class Probe(Struct, forbid_unknown_fields=True):
     def bandwidth_of(self, threads: int, working_set: float) -> Bandwidth:
         """The one measured with as many threads, or the next fewer, on the smallest amount of
         memory that contains `working_set` bytes, or the largest."""
-        entries = _for_threads(self.bandwidth, threads)
-        large = [entry for entry in entries if entry.bytes >= working_set]
-        if large:
-            return min(large, key=lambda entry: entry.bytes)
-        return max(entries, key=lambda entry: entry.bytes)
+        entries = sorted(_for_threads(self.bandwidth, threads), key=lambda entry: entry.bytes)
+        return next((entry for entry in entries if entry.bytes >= working_set), entries[-1])
 
     def kernel_of(self, type_: str, tokens: int, threads: int) -> Kernel | None:
         """The one measured for this type with as many tokens, or the next fewer, else the next
@@ -164,11 +203,9 @@ class Probe(Struct, forbid_unknown_fields=True):
         entries = [entry for entry in self.kernels if entry.type == type_.upper()]
         if not entries:
             return None
-        entries = _for_threads(entries, threads)
+        entries = sorted(_for_threads(entries, threads), key=lambda entry: entry.tokens)
         few = [entry for entry in entries if entry.tokens <= tokens]
-        if few:
-            return max(few, key=lambda entry: entry.tokens)
-        return min(entries, key=lambda entry: entry.tokens)
+        return few[-1] if few else entries[0]
 
     def fastest_kernel(self, threads: int) -> Kernel:
         """The one with the most FLOP/s."""

@@ -46,9 +46,8 @@ from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.converters.exports.table_files import write_csv, write_parquet
 from llamacpp_instr.converters.exports.tables import stream_tables
 from llamacpp_instr.converters.exports.torch.stream import TRACE, write_torch
-from llamacpp_instr.converters.fleet.collect import collect
+from llamacpp_instr.converters.fleet.collect import collect, find_sources
 from llamacpp_instr.converters.fleet.dataset import TABLES
-from llamacpp_instr.converters.fleet.sources import find_sources
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.graph.kernels import without_copies
 from llamacpp_instr.log.reader import read_events

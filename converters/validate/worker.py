@@ -1,4 +1,4 @@
-"""The child process in which transformers runs; `against.theirs` starts it."""
+"""The child process in which transformers runs (`against` starts it), and the names of states."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ import numpy as np
 from llamacpp_instr.base.child import Answer, Request, serve
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import first_names
-from llamacpp_instr.converters.validate.against.compare import EMBEDDINGS, FINAL_NORM, LOGITS, layer
 from llamacpp_instr.lab.importer.worker import check_pickles, run_no_code_of_the_folder
+
+EMBEDDINGS = "embeddings"
+FINAL_NORM = "final norm"
+LOGITS = "logits"
+
+
+def layer(number: int) -> str:
+    """The state after a layer."""
+    return f"layer {number}"
 
 
 def main() -> None:
@@ -35,7 +43,8 @@ def _compute(request: Request, answer: Answer) -> list[str]:
         folder, config=config, dtype=torch.float32, attn_implementation="eager",
         local_files_only=True, output_loading_info=True,
     )  # fmt: skip
-    _check_loaded(folder, report)
+    if lacking := sorted(report["missing_keys"]):  # transformers made these up
+        raise UsageError(f"{folder} lacks weights: {first_names(lacking)}")
     states = _states(model.eval(), request["tokens"], request["sizes"]["n_layers"], answer)
     for name, values in states.items():
         np.save(Path(request["staging"]) / f"{name}.npy", values[0].float().numpy())
@@ -58,18 +67,14 @@ def check_sizes(folder: str, config: Any, ours: dict[str, Any]) -> None:
             )
 
 
-def _check_loaded(folder: str, report: dict[str, Any]) -> None:
-    """Raises UsageError if transformers made up weights that the folder lacks."""
-    if lacking := sorted(report["missing_keys"]):
-        raise UsageError(f"{folder} lacks weights: {first_names(lacking)}")
-
-
 def _states(model: Any, tokens: list[int], n_layers: int, answer: Answer) -> dict[str, Any]:
     """The states with a batch of one. transformers returns the last one after the final norm only,
     so the one before it is taken from the last layer."""
     import torch
 
-    layers = _layers(model, n_layers)
+    # the outermost list of so many modules
+    lists = (of for of in model.modules() if isinstance(of, torch.nn.ModuleList))
+    layers: Any = next((of for of in lists if len(of) == n_layers), ())
     before_norm: list[Any] = []
     for number, module in enumerate(layers):
 
@@ -94,13 +99,3 @@ def _states(model: Any, tokens: list[int], n_layers: int, answer: Answer) -> dic
     states = {EMBEDDINGS: first}
     states |= {layer(number): values for number, values in enumerate([*inner, *before_norm])}
     return {**states, FINAL_NORM: last, LOGITS: found.logits}
-
-
-def _layers(model: Any, n_layers: int) -> list[Any]:
-    """The modules of the layers: the outermost list of so many modules."""
-    import torch
-
-    for module in model.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == n_layers:
-            return list(module)
-    return []

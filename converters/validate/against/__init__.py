@@ -1,1 +1,0 @@
-"""`instr validate --reference`: the states of every layer beside those of transformers."""

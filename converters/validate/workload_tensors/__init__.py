@@ -1,1 +1,0 @@
-"""The tensors of a run, as the inputs of workloads."""
