@@ -25,7 +25,7 @@ from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.report.charts import Chart, Point, scatter_size_error
-from llamacpp_instr.run.by_type import run_trials
+from llamacpp_instr.run.compare import run_trials
 from llamacpp_instr.run.session import RunOptions
 
 ROOT = Path(__file__).parent.parent

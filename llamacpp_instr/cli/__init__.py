@@ -1,8 +1,8 @@
-"""The command `instr`: a module for each command, which parses, calls and prints.
+"""The command `instr`: a function for each command, which parses, calls and prints.
 
-A command is the function of its name in the module of its name, which is imported when it is used.
-This keeps `instr --help` fast. Exit status: 0 for success, 1 for a failure, 2 for wrong input, 130
-if interrupted.
+The default of a parameter of that function declares its option. A command is in the module that
+`_MODULES` names, or in that of its own name, which is imported when it is used. This keeps `instr
+--help` fast. Exit status: 0 for success, 1 for a failure, 2 for wrong input, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,9 @@ from typing import Any, NoReturn
 import click
 
 from llamacpp_instr import __version__
+from llamacpp_instr.base import terminal
 from llamacpp_instr.base.errors import InstrError
-from llamacpp_instr.base.terminal import (
-    abandon_standard_output,
-    handled,
-    notice,
-    replace_what_cannot_be_shown,
-)
+from llamacpp_instr.base.terminal import handled
 
 SHOW_TRACEBACK = "LLAMACPP_INSTR_TRACEBACK"
 """the variable of the environment with which an unexpected error is raised, as in our tests"""
@@ -95,6 +91,19 @@ GROUPS: dict[str, _Commands] = {
 }
 """purpose -> commands: name -> the first line of its help"""
 COMMANDS: _Commands = {name: c for group in GROUPS.values() for name, c in group.items()}
+_MODULES = {
+    name: module
+    for module, names in {
+        "build": "build doctor",
+        "record": "run exec",
+        "look": "summary stats requests tree cat page live check view",
+        "explain": "diff compare values probe roofline predict schedule",
+        "models": "import inspect ops memory validate",
+        "quantization": "quantize quality diverge blocks weights",
+        "fleet": "collect sql",
+    }.items()
+    for name in names.split()
+}
 ALIASES = {"report": "memory"}
 """former names of commands, which still work but are not in the help"""
 OLD_OPTIONS: dict[str, dict[str, str]] = {
@@ -105,8 +114,6 @@ OLD_OPTIONS: dict[str, dict[str, str]] = {
     "weights": {"--against": "--reference"},
 }
 """former names of options, which work for one more release but are not in the help"""
-_PYTHONS_OWN = ("exec", "import")
-"""names that a module and its function have with an underscore"""
 
 _EPILOG = """\b
 Begin with:
@@ -124,8 +131,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        name = cmd_name.replace("-", "_") + "_" * (cmd_name in _PYTHONS_OWN)
-        command = getattr(importlib.import_module(f"{__name__}.{name}"), name)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(cmd_name, name)}")
+        # Python has an `exec` and an `import` of its own
+        command = getattr(module, name, None) or getattr(module, f"{name}_")
         assert isinstance(command, click.Command)
         return command
 
@@ -163,7 +172,7 @@ class LazyGroup(click.Group):
         """Run the command line and exit with its status; an error is one line."""
         extra["standalone_mode"] = False
         _fill_standard_streams()
-        replace_what_cannot_be_shown()
+        terminal.replace_what_cannot_be_shown()
         interruptions: list[int] = []
 
         def interrupt(number: int, frame: FrameType | None) -> None:
@@ -214,14 +223,14 @@ def _reader_may_leave() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        abandon_standard_output()
+        terminal.abandon_standard_output()
         raise click.exceptions.Exit(0) from None
 
 
 def _line_about(error: Exception) -> tuple[str, int]:
     """The line and the exit status of an error that no command expected."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and not error.filename:
-        abandon_standard_output()
+        terminal.abandon_standard_output()
         return f"Error: standard output cannot be written: {error.strerror}", 1
     if isinstance(error, OSError) and isinstance(error.filename, str | bytes):
         return f"Error: {os.fsdecode(error.filename)}: {error.strerror}", 2
@@ -245,7 +254,7 @@ def _fill_standard_streams() -> None:
 
 
 def _leave(line: str, status: int) -> NoReturn:
-    notice(line)  # it may quote a log or a model
+    terminal.notice(line)  # it may quote a log or a model
     sys.exit(status)
 
 

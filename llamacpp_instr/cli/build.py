@@ -1,4 +1,4 @@
-"""`instr build`: build the instrumented llama-cpp-python and install it."""
+"""`instr build` and `doctor`: install the instrumented llama.cpp, and show what is installed."""
 
 from __future__ import annotations
 
@@ -7,55 +7,88 @@ import sys
 from pathlib import Path
 
 import click
+from click import IntRange
 
-from llamacpp_instr.cli.options import command
+from llamacpp_instr.base.terminal import print_line
+from llamacpp_instr.cli import options as cli
 
 
-@command(
+@cli.command(
     "instr build                                  # install into this environment",
     'instr build --cmake-args "-DGGML_CUDA=ON"    # with a device backend',
     "instr build --portable --wheel-dir dist      # a wheel for other machines",
 )
-@click.option("--cmake-args", default="", metavar="ARGS", help="Further arguments for CMake.")
-@click.option("--jobs", "-j", type=click.IntRange(1), help="Compilers at once.  [default: CPUs]")
-@click.option(
-    "--wheel-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write the wheel there and do not install it.",
-)
-@click.option(
-    "--portable",
-    is_flag=True,
-    help="Build for any CPU of this architecture; kernels are chosen at run time.",
-)
-@click.option("--check", is_flag=True, help="Only check that the patches apply; build nothing.")
 def build(
-    cmake_args: str, jobs: int | None, wheel_dir: Path | None, portable: bool, check: bool
+    cmake_args: str = cli.option(
+        "Further arguments for CMake.", "ARGS", default="", show_default=False
+    ),
+    jobs: int | None = cli.option("Compilers at once.  [default: CPUs]", "--jobs -j", IntRange(1)),
+    wheel_dir: Path | None = cli.option(
+        "Write the wheel there and do not install it.",
+        type=click.Path(path_type=Path, file_okay=False),
+    ),
+    portable: bool = cli.flag(
+        "Build for any CPU of this architecture; kernels are chosen at run time."
+    ),
+    check: bool = cli.flag("Only check that the patches apply; build nothing."),
 ) -> None:
-    """Build and install the instrumented llama.cpp.
-
+    """
     Fetches the source of llama-cpp-python with pip, from the index that pip is configured for, and
     checks, patches and compiles it. A second build with the same inputs takes seconds, because it
     comes from the cache ($LLAMACPP_INSTR_CACHE or ~/.cache/llamacpp-instr).
     """
-    from llamacpp_instr.base.terminal import print_line
-    from llamacpp_instr.llama.build.wheel import (
-        build_wheel,
-        check_patches,
-        copy_wheel,
-        install_wheel,
-    )
+    from llamacpp_instr.llama.build import wheel as wheels
 
     if check:
-        click.echo(check_patches())
+        click.echo(wheels.check_patches())
         return
     try:
         arguments = shlex.split(cmake_args)
     except ValueError as error:
         raise click.BadParameter(f"{error}: {cmake_args!r}", param_hint="--cmake-args") from None
-    wheel = build_wheel(portable=portable, cmake_args=arguments, jobs=jobs)
+    wheel = wheels.build_wheel(portable=portable, cmake_args=arguments, jobs=jobs)
     if wheel_dir is not None:
-        print_line(copy_wheel(wheel, wheel_dir))
+        print_line(wheels.copy_wheel(wheel, wheel_dir))
         return
-    new = install_wheel(wheel)
+    new = wheels.install_wheel(wheel)
     print_line(f"{wheel.name} {'is now' if new else 'was already'} installed in {sys.prefix}")
+
+
+@cli.command("instr doctor", "instr doctor --json | jq .library.version")
+def doctor(as_json: bool = cli.flag("Print one JSON object.", "--json")) -> None:
+    """Exits with status 0 if recording works, else 1."""
+    from llamacpp_instr.base.system import how_to_install
+    from llamacpp_instr.base.terminal import render_json
+    from llamacpp_instr.llama.build.doctor import diagnose
+
+    found = diagnose()
+    if as_json:
+        print_line(render_json(found.as_dict()).rstrip())
+        sys.exit(0 if found.ok else 1)
+    library = found.library
+    recorder = f"ABI {library.abi}, patch set {library.patches}" if library.abi else "none"
+    rows = [
+        ("llamacpp-instr", f"{found.package}, patch set {found.patches or 'not found'}"),
+        ("python", found.python),
+        ("environment", found.prefix),
+        ("llama_cpp", library.version or "cannot be loaded"),
+        ("  library", library.path),
+        ("  recorder", recorder),
+        ("  llama.cpp", library.commit),
+        ("  features", " | ".join(library.features)),
+        ("cpu", f"{found.cpu}, {found.cpus} usable"),
+        ("compiler", found.compiler or "none (instr build needs one: apt install g++)"),
+        *((f"no {name}", f"needed for {', '.join(uses)}") for name, uses in found.missing.items()),
+        *(
+            (f"extra {name}", f"missing, for {use}: {how_to_install(name)}")
+            for name, use in found.extras.items()
+        ),
+    ]
+    for label, text in rows:
+        if text:
+            print_line(f"{label:16}{text}")
+    print_line("")
+    for problem in found.problems:
+        print_line(f"problem: {problem}")
+    print_line("recording works" if found.ok else "recording does not work")
+    sys.exit(0 if found.ok else 1)

@@ -1,21 +1,27 @@
-"""What declares a command: its name and examples, and the options that several commands have, with
-what they read from them. It is the only place that writes a report."""
+"""What declares a command: its name and examples, and its options, those that several commands have
+and what a shell completes as their values. It is the only place that writes a report.
+
+`eval "$(_INSTR_COMPLETE=bash_source instr)"` turns completion on.
+"""
 
 from __future__ import annotations
 
-import functools
+import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click import Choice, IntRange
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.cli import completion
+from llamacpp_instr.base.terminal import print_line
+from llamacpp_instr.cli import COMMANDS
 
 if TYPE_CHECKING:
     from llamacpp_instr.report.charts import Chart
@@ -26,43 +32,96 @@ if TYPE_CHECKING:
 LAST = 2**63
 MOST_TOKENS = 1 << 16
 """what an option may ask for, where memory or time grow with it and nothing else limits it"""
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+PATH = click.Path(path_type=Path)
 
-_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+class _Declared:
+    """What the command line gives for a parameter of a command, whose default this is."""
+
+    def __init__(
+        self,
+        declare: Callable[[str], list[click.Parameter]],
+        make: Callable[..., Any] | None = None,
+    ) -> None:
+        """`declare` returns its options or its argument, by the name of the parameter; `make` makes
+        one value of those of several options."""
+        self.declare, self.make = declare, make
 
 
 def command(
     *examples: str, cls: type[click.Command] = click.Command, **settings: Any
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """Makes a command of a function: its name with dashes, its docstring as the help, and below it
-    the examples. The other arguments are those of `click.command`."""
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Makes a command of a function: its name with dashes; as the help its line of `COMMANDS` and
+    its docstring, and below it the examples. The default of each parameter is what `option`,
+    `flag`, `argument` or another function below returns. The other arguments are those of `cls`."""
     heading = "Examples:" if len(examples) > 1 else "Example:"
     epilog = "\n  ".join([f"\b\n{heading}", *examples])
 
-    def decorate(function: Callable[..., Any]) -> click.Command:
+    def decorate(function: Callable[..., None]) -> click.Command:
+        declared = {name: of.default for name, of in inspect.signature(function).parameters.items()}
+        params = {name: of.declare(name) for name, of in declared.items()}
+
+        def call(**values: Any) -> None:
+            for name, of in declared.items():
+                if of.make is not None:
+                    mine = {param.name for param in params[name]}
+                    keys = [key for key in values if key in mine]
+                    values[name] = of.make(**{key: values.pop(key) for key in keys})
+            function(**values)
+
         name = function.__name__.strip("_").replace("_", "-")
-        return click.command(name, cls, epilog=epilog, **settings)(function)
+        return cls(
+            name,
+            params=[param for of in params.values() for param in of],
+            callback=call,
+            help=f"{COMMANDS.get(name)}\n\n{inspect.cleandoc(function.__doc__ or '')}",
+            epilog=epilog,
+            **settings,
+        )
 
     return decorate
 
 
-def gathered(name: str, make: Callable[..., Any], *options: _Decorator) -> _Decorator:
-    """Adds options to a command, which gets them as one argument `name`: what `make` returns for
-    their values."""
+def argument(**settings: Any) -> Any:
+    """The arguments are those of `click.Argument`."""
+    return _Declared(lambda name: [click.Argument([name], **settings)])
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def with_options(*args: Any, **values: Any) -> None:
-            values[name] = make(**{key: values.pop(key) for key in keys})
-            function(*args, **values)
 
-        for option in reversed(options):
-            option(with_options)
-        declared: list[click.Parameter] = with_options.__click_params__  # type: ignore[attr-defined]
-        keys = {str(parameter.name) for parameter in declared[-len(options) :]}
-        return with_options
+def option(text: str, usage: str = "", type: Any = None, **settings: Any) -> Any:
+    """An option with a help text. `usage` is as the help shows it: names, if they are not just
+    --PARAMETER, and a word for the value, as in `-o --output FILE`. A default is shown. The other
+    arguments are those of `click.Option`."""
+    names = [word for word in usage.split() if word.startswith("-")]
+    metavar = next((word for word in usage.split() if word not in names), None)
+    settings = {"show_default": "default" in settings, **settings}
 
-    return decorate
+    def declare(name: str) -> list[click.Parameter]:
+        found = names or [f"--{name.replace('_', '-')}"]
+        return [click.Option([name, *found], help=text, metavar=metavar, type=type, **settings)]
+
+    return _Declared(declare)
+
+
+def flag(text: str, names: str = "") -> Any:
+    """An option without a value: True or False."""
+    return option(text, names, is_flag=True)
+
+
+def flags(**texts: str) -> Any:
+    """An option --NAME for each text. The value is the name of the last that is given, or None."""
+
+    def declare(name: str) -> list[click.Parameter]:
+        return [
+            click.Option([name, f"--{value}"], flag_value=value, help=text)
+            for value, text in texts.items()
+        ]
+
+    return _Declared(declare)
+
+
+def gathered(make: Callable[..., Any], **parts: Any) -> Any:
+    """Several options in one parameter: what `make` returns for their values."""
+    return _Declared(lambda _: [of for name in parts for of in parts[name].declare(name)], make)
 
 
 def given_options(*names: str) -> list[str]:
@@ -78,27 +137,27 @@ def given_options(*names: str) -> list[str]:
     ]
 
 
-def range_option(name: str, text: str) -> _Decorator:
+def range_option(text: str) -> Any:
     """An option whose value is a range: `A`, `A-B`, `A-` or `-B`, also with a colon. The command
     gets (first, last), both inclusive, or None. `--layers none` is what lies outside of layers."""
+    return option(text, "A[-B]", callback=_parse_range)
 
-    def parse(
-        _ctx: click.Context, _param: click.Parameter, value: str | None
-    ) -> tuple[int, int] | None:
-        if value is None:
-            return None
-        if name == "--layers" and value == "none":
-            return -1, -1
-        match = re.fullmatch(r"(\d{1,18})|(\d{0,18})[-:](\d{0,18})", value)
-        if match is None:
-            raise UsageError(f"{name} {value}: give 7, 7-9, 7- or -9")
-        first = int(match[1] or match[2] or 0)
-        last = first if match[1] else int(match[3] or LAST)
-        if first > last:
-            raise UsageError(f"{name} {value}: the first is greater than the last")
-        return first, last
 
-    return click.option(name, metavar="A[-B]", callback=parse, help=text)
+def _parse_range(
+    _ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if param.name == "layers" and value == "none":
+        return -1, -1
+    match = re.fullmatch(r"(\d{1,18})|(\d{0,18})[-:](\d{0,18})", value)
+    if match is None:
+        raise UsageError(f"--{param.name} {value}: give 7, 7-9, 7- or -9")
+    first = int(match[1] or match[2] or 0)
+    last = first if match[1] else int(match[3] or LAST)
+    if first > last:
+        raise UsageError(f"--{param.name} {value}: the first is greater than the last")
+    return first, last
 
 
 def bytes_of_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
@@ -108,7 +167,7 @@ def bytes_of_size(_ctx: click.Context, _param: click.Parameter, value: str | Non
     match = re.fullmatch(r"(\d{1,19})\s*(|KB|MB|GB|TB)", value.strip(), re.IGNORECASE)
     if match is None:
         raise click.BadParameter(f"{value!r} is not a size; write it like 500MB or 2GB")
-    n_bytes = int(match[1]) * _UNITS.get(match[2].upper(), 1)
+    n_bytes: int = int(match[1]) * 1000 ** ("", "KB", "MB", "GB", "TB").index(match[2].upper())
     # every part of a rotated log repeats the models and the graphs, which would fill smaller parts
     if not 10**6 <= n_bytes < 2**63:
         raise click.BadParameter(f"{value!r} is not between 1MB and 9000000TB")
@@ -128,72 +187,63 @@ def read_text(name: str, what: str = "text") -> str:
         raise UsageError(f"{source} is not UTF-8: byte {error.start} is wrong") from None
 
 
+def complete_names(_ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The names that continue what follows the last separator, in any case, with what precedes it:
+    a shell replaces the whole word."""
+    names: Iterable[str]
+    separator = ","
+    if param.name == "by":
+        from llamacpp_instr.converters.analyses.stats_keys import BYS as names
+    elif param.name == "ops":
+        from llamacpp_instr.log.graph.words import OPS as names
+    elif param.name == "types":
+        from llamacpp_instr.lab.quantize.plan import WRITABLE as names
+    else:
+        from llamacpp_instr.lab.quantize.plan import TENSOR_TYPES as names
+
+        separator = "="  # as in --tensor-type PATTERN=TYPE
+    before, found, last = typed.rpartition(separator)
+    return [
+        CompletionItem(f"{before}{found}{name}")
+        for name in names
+        if name.lower().startswith(last.lower()) and name not in before.split(separator)
+    ]
+
+
 def _context(**given: Any) -> Any:
     from llamacpp_instr.llama.engine import ContextOptions
 
     return ContextOptions(**given)
 
 
-force_option = click.option("--force", is_flag=True, help="Overwrite files that exist.")
-chat_option = click.option(
-    "--chat", is_flag=True, help="Apply the model's own chat template to the prompt."
+# options of several commands
+
+FORCE = flag("Overwrite files that exist.")
+CHAT = flag("Apply the model's own chat template to the prompt.")
+LENIENT = flag("Leave out damaged lines and events that refer to them; count them.")
+THREADS = option("Threads.  [default: physical cores]", type=int)
+PAST = option(
+    "Tokens in the cache of a model before the step.  [default: 0]", "N", IntRange(0, 1 << 24)
 )
-threads_option = click.option("--threads", type=int, help="Threads.  [default: physical cores]")
-context_options = gathered(
-    "context",
+OPS = option(
+    "Only kernels of these ops, such as MUL_MAT,ROPE.", "OP,…", shell_complete=complete_names
+)
+PHASE = option("Only steps of this phase.", type=Choice(["prefill", "decode", "encode"]))
+DATASET = option("Directory of the data set.", "-o --output DATASET", required=True)
+DIRECTORY = option("Directory for the files.", "-o --output DIR", required=True)
+REPLACE = flag("Replace the files of an earlier call in DIR.")
+CONTEXT = gathered(
     _context,
-    click.option(
-        "--ctx",
-        type=int,
-        metavar="TOKENS",
-        help="Size of the context.  [default: the model's own, at most 4096]",
-    ),
-    click.option(
-        "--batch", type=int, metavar="TOKENS", help="Tokens of one decode at most.  [default: 2048]"
-    ),
-    click.option(
-        "--ubatch", type=int, metavar="TOKENS", help="Tokens of one graph at most.  [default: 512]"
-    ),
-    threads_option,
-    *(
-        click.option(
-            f"--cache-type-{of}",
-            default="f16",
-            show_default=True,
-            metavar="TYPE",
-            help=f"Storage type of the {of.upper()} cache.",
-        )
-        for of in ("k", "v")
-    ),
-    click.option(
-        "--flash-attn",
-        default="auto",
-        show_default=True,
-        type=click.Choice(["auto", "on", "off"]),
-        help="Flash attention.",
-    ),
+    ctx=option("Size of the context.  [default: the model's own, at most 4096]", "TOKENS", int),
+    batch=option("Tokens of one decode at most.  [default: 2048]", "TOKENS", int),
+    ubatch=option("Tokens of one graph at most.  [default: 512]", "TOKENS", int),
+    threads=THREADS,
+    cache_type_k=option("Storage type of the K cache.", "TYPE", default="f16"),
+    cache_type_v=option("Storage type of the V cache.", "TYPE", default="f16"),
+    flash_attn=option("Flash attention.", default="auto", type=Choice(["auto", "on", "off"])),
 )
-"""for every command that makes or plans a context, which it gets as `context: ContextOptions`"""
+"""for every command that makes or plans a context, which it gets as `ContextOptions`"""
 
-lenient_option = click.option(
-    "--lenient",
-    is_flag=True,
-    help="Leave out damaged lines and events that refer to them; count them.",
-)
-past_option = click.option(
-    "--past",
-    type=click.IntRange(0, 1 << 24),
-    metavar="N",
-    help="Tokens in the cache of a model before the step.  [default: 0]",
-)
-"""for commands that take a model or a log"""
-
-_FORMS = (
-    click.option("--json", "flag", flag_value="json", help="Print JSON: raw numbers with units."),
-    click.option("--csv", "flag", flag_value="csv", help="Print CSV: one table, raw numbers."),
-    click.option("--md", "flag", flag_value="md", help="Print Markdown."),
-    click.option("--html", "flag", flag_value="html", help="Print one HTML page."),
-)
 _WRITTEN_BY = {
     ".pftrace": ("--perfetto", "`instr to-perfetto`"),
     ".png": ("--heat-map", "`instr blocks --heat-map`"),
@@ -282,31 +332,50 @@ def default_name(log: str, suffix: str, what: str) -> str:
     return f"{name}.{suffix}"
 
 
-report_options = gathered(
-    "output",
+_FLAG = flags(
+    json="Print JSON: raw numbers with units.",
+    csv="Print CSV: one table, raw numbers.",
+    md="Print Markdown.",
+    html="Print one HTML page.",
+)
+FORM = gathered(ReportOutput, flag=_FLAG)
+"""a report on standard output, as `ReportOutput`"""
+REPORT = gathered(
     ReportOutput,
-    *_FORMS,
-    click.option(
-        "-o",
-        "--output",
-        "path",
+    flag=_FLAG,
+    path=option(
+        "Write to FILE; .json, .csv, .md and .html choose the format.",
+        "-o --output FILE",
         default="-",
-        metavar="FILE",
-        help="Write to FILE; .json, .csv, .md and .html choose the format.",
+        show_default=False,
     ),
-    force_option,
+    force=FORCE,
 )
-"""adds --json, --csv, --md, --html, -o and --force to a command, as the argument `output`"""
+"""a report, as `ReportOutput`"""
 
-form_options = gathered("report", ReportOutput, *_FORMS)
-"""adds --json, --csv, --md and --html to a command, as the argument `report`"""
 
-ops_option = click.option(
-    "--ops",
-    metavar="OP,…",
-    shell_complete=completion.ops,
-    help="Only kernels of these ops, such as MUL_MAT,ROPE.",
-)
-phase_option = click.option(
-    "--phase", type=click.Choice(["prefill", "decode", "encode"]), help="Only steps of this phase."
-)
+@dataclass(frozen=True)
+class Serving:
+    """Where a page is served, and whether a browser opens it."""
+
+    port: int | None = None
+    no_browser: bool = False
+
+    def show(self, address: str) -> None:
+        """Print the address of a page that is served, and open it."""
+        import threading
+        import webbrowser
+
+        print_line(address)
+        if not self.no_browser:
+            # some browsers are waited for, and they wait for the page
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+
+def serving_options(of: str = "") -> Any:
+    """For a command that serves a page: `Serving`."""
+    return gathered(
+        Serving,
+        port=option(f"Port{of}.  [default: any free]", type=IntRange(0, 65535)),
+        no_browser=flag("Print the address and open no browser."),
+    )

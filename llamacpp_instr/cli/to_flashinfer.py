@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need
-from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import ReportOutput, command, form_options
+from llamacpp_instr.base.terminal import notice, progress_bar
+from llamacpp_instr.cli import options as cli
+from llamacpp_instr.cli.logs import LOGS, Logs
 
 if TYPE_CHECKING:
     from llamacpp_instr.converters.exports.flashinfer.dataset import Arrays
@@ -17,34 +17,23 @@ if TYPE_CHECKING:
     from llamacpp_instr.log.session import Session
 
 
-@command(
+@cli.command(
     "instr to-flashinfer session.log -o dataset",
     "instr to-flashinfer demo.log -o dataset --capture",
     "instr to-flashinfer session.log -o dataset --dataset flashinfer-trace",
 )
-@click.option("-o", "--output", required=True, metavar="DATASET", help="Directory of the data set.")
-@click.option(
-    "--capture",
-    is_flag=True,
-    help="Run the first prefill and decode of a log again, and store their tensors.",
-)
-@click.option(
-    "--dataset",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Say which definitions this data set has, and for which share of the time.",
-)
-@log_options
-@form_options
 def to_flashinfer(
-    logs: Logs,
-    output: str,
-    capture: bool,
-    dataset: Path | None,
-    report: ReportOutput,
+    output: str = cli.DATASET,
+    capture: bool = cli.flag(
+        "Run the first prefill and decode of a log again, and store their tensors."
+    ),
+    dataset: Path | None = cli.option(
+        "Say which definitions this data set has, and for which share of the time.", "DIR", cli.PATH
+    ),
+    logs: Logs = LOGS,
+    report: cli.ReportOutput = cli.FORM,
 ) -> None:
-    """Export the ops of a log as workloads of flashinfer-bench.
-
+    """
     Writes a definition for each op, with a reference in PyTorch, and its workloads: the sizes that
     occurred. Prints how often each definition was computed, how long that took, and which ops none
     describes. Inputs are random, but indices are valid. With --capture they are those of a run.
@@ -53,31 +42,25 @@ def to_flashinfer(
     detailed or verbose. DATASET must not exist; it appears when all its files are complete.
     """
     from llamacpp_instr.base.output import check_output_directory, open_output_directory
-    from llamacpp_instr.base.terminal import notice, progress_bar
-    from llamacpp_instr.converters.exports.flashinfer.coverage import (
-        coverage_report,
-        load_definitions,
-    )
+    from llamacpp_instr.converters.exports.flashinfer import coverage
     from llamacpp_instr.converters.exports.flashinfer.dataset import write_dataset
     from llamacpp_instr.converters.exports.flashinfer.workloads import find_workloads
 
     need("tensors")
     check_output_directory(output, ())
-    there = load_definitions(dataset) if dataset else None
+    there = coverage.load_definitions(dataset) if dataset else None
     sessions = logs.sessions()
     with progress_bar("Finding workloads") as on_progress:
         found = find_workloads(sessions, on_progress)
     with open_output_directory(output, ()) as folder:
         captured = _captured(sessions[0], found, folder) if capture else {}
         write_dataset(found, folder, captured)
-    report.write([coverage_report(found, there)])
+    report.write([coverage.coverage_report(found, there)])
     notice(f"{output}: {len(found.catalog):,} definitions, {len(found.workloads):,} workloads")
 
 
 def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str]]:
     """The names of the tensors that were captured into `folder`, by the ids of their workloads."""
-    from llamacpp_instr.base.errors import UsageError
-    from llamacpp_instr.base.terminal import progress_bar
     from llamacpp_instr.converters.analyses.stored_weights import recorded_file
     from llamacpp_instr.converters.exports.flashinfer.dataset import write_tensors
     from llamacpp_instr.converters.validate.workload_tensors import capture

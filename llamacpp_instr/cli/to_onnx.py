@@ -6,55 +6,38 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
+from click import IntRange
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need
+from llamacpp_instr.base.terminal import counted, notice, progress_bar
+from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import Logs, is_model
-from llamacpp_instr.cli.options import (
-    MOST_TOKENS,
-    command,
-    force_option,
-    lenient_option,
-    past_option,
-)
 
 if TYPE_CHECKING:
     from llamacpp_instr.log.schema import Graph
     from llamacpp_instr.model.file import ModelFile
 
 
-@command(
+@cli.command(
     "instr to-onnx model.gguf -o decode.onnx --past 500",
     "instr to-onnx model.gguf -o prefill.onnx --tokens 64 --no-weights",
 )
-@click.argument("source", metavar="MODEL|LOG")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The ONNX file.")
-@click.option(
-    "--tokens",
-    type=click.IntRange(1, MOST_TOKENS),
-    metavar="N",
-    help="Tokens that the graph of a model computes; more than 1 is a prefill.  [default: 1]",
-)
-@past_option
-@click.option(
-    "--step", type=click.IntRange(0), metavar="N", help="Step of a log.  [default: the last]"
-)
-@click.option("--no-weights", is_flag=True, help="Leave the weights out: they become inputs.")
-@lenient_option
-@force_option
 def to_onnx(
-    source: str,
-    output: str,
-    tokens: int | None,
-    past: int | None,
-    step: int | None,
-    no_weights: bool,
-    lenient: bool,
-    force: bool,
+    source: str = cli.argument(metavar="MODEL|LOG"),
+    output: str = cli.option("The ONNX file.", "-o --output FILE", required=True),
+    tokens: int | None = cli.option(
+        "Tokens that the graph of a model computes; more than 1 is a prefill.  [default: 1]",
+        "N",
+        IntRange(1, cli.MOST_TOKENS),
+    ),
+    past: int | None = cli.PAST,
+    step: int | None = cli.option("Step of a log.  [default: the last]", "N", IntRange(0)),
+    no_weights: bool = cli.flag("Leave the weights out: they become inputs."),
+    lenient: bool = cli.LENIENT,
+    force: bool = cli.FORCE,
 ) -> None:
-    """Write the graph of a model or a log as ONNX.
-
+    """
     It is the graph that llama.cpp runs in a prefill or a decode, for Netron, ONNX Runtime and other
     tools. It has standard operators only. An op that none can express becomes an operator of the
     domain `ggml`, and is named in the output. Caches are inputs and outputs. Shapes are fixed:
@@ -66,12 +49,8 @@ def to_onnx(
     """
     need("onnx", "onnx")
     from llamacpp_instr.base.output import check_output, open_output
-    from llamacpp_instr.base.terminal import counted, notice, progress_bar
+    from llamacpp_instr.converters.exports.onnx import weights as tensors
     from llamacpp_instr.converters.exports.onnx.export import export_graph
-    from llamacpp_instr.converters.exports.onnx.weights import (
-        with_external_weights,
-        with_weights_as_inputs,
-    )
     from llamacpp_instr.lab.weights.measure import LeafWeights
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
@@ -100,12 +79,14 @@ def to_onnx(
         # the last to be opened gets its name first
         file = files.enter_context(open_output(output, force))
         if no_weights or model is None:
-            whole = with_weights_as_inputs(exported, graph)
+            whole = tensors.with_weights_as_inputs(exported, graph)
         else:
             stored = files.enter_context(open_output(data, force))
             on_progress = files.enter_context(progress_bar("Writing weights"))
             weights = LeafWeights(model)
-            whole = with_external_weights(exported, graph, weights, data.name, stored, on_progress)
+            whole = tensors.with_external_weights(
+                exported, graph, weights, data.name, stored, on_progress
+            )
         file.write(whole.SerializeToString())
     n = len(exported.model.graph.node)
     notice(f"{output}: {counted(n, 'operator')}, {counted(len(exported.weights), 'weight')}")

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from llamacpp_instr.base.system import need
-from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command
+from llamacpp_instr.base.terminal import notice, progress_bar
+from llamacpp_instr.cli import options as cli
+from llamacpp_instr.cli.logs import LOGS, Logs
 
 
-@command(
+@cli.command(
     "instr to-parquet session.log -o tables",
     "instr to-parquet session.log server.log --csv -o tables",
 )
-@click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
-@click.option("--csv", "as_csv", is_flag=True, help="Write CSV, which needs no pyarrow.")
-@log_options
-@click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
-def to_parquet(logs: Logs, output: str, as_csv: bool, force: bool) -> None:
-    """Convert a log to tables in Parquet or CSV files.
-
+def to_parquet(
+    output: str = cli.DIRECTORY,
+    as_csv: bool = cli.flag("Write CSV, which needs no pyarrow.", "--csv"),
+    logs: Logs = LOGS,
+    force: bool = cli.REPLACE,
+) -> None:
+    """
     Writes one file for each table: sessions, steps, requests, layers, ops, nodes, tensors, tokens,
     kv, memory, marks, machine, computes, messages, notes, tensor_stats. Times are ns, sizes bytes;
     the fields of Parquet have their unit as metadata. The id in sessions is that of `instr
@@ -32,7 +31,6 @@ def to_parquet(logs: Logs, output: str, as_csv: bool, force: bool) -> None:
     each row's log. DIR appears when all its files are complete.
     """
     from llamacpp_instr.base.output import check_not_input, open_output_directory
-    from llamacpp_instr.base.terminal import notice, progress_bar
     from llamacpp_instr.converters.exports.table_files import stream_runs, write_csv, write_parquet
     from llamacpp_instr.converters.exports.tables import NAMES
     from llamacpp_instr.log.reader import LogEnd

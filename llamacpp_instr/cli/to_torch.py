@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need
-from llamacpp_instr.cli.logs import Logs, log_options
-from llamacpp_instr.cli.options import command, range_option
-from llamacpp_instr.cli.size_bound import SizeBound, max_size_option
+from llamacpp_instr.base.terminal import notice
+from llamacpp_instr.cli import options as cli
+from llamacpp_instr.cli.logs import LOGS, MAX_SIZE, Logs, SizeBound
 
 
-@command(
-    "instr to-torch session.log -o profile",
-    "instr to-torch server.log server.part2.log -o profile",
+@cli.command(
+    "instr to-torch session.log -o profile", "instr to-torch server.log server.part2.log -o profile"
 )
-@click.option("-o", "--output", required=True, metavar="DIR", help="Directory for the files.")
-@range_option("--steps", "Only steps A to B, inclusive.")
-@max_size_option
-@log_options
-@click.option("--force", is_flag=True, help="Replace the files of an earlier call in DIR.")
 def to_torch(
-    logs: Logs, output: str, steps: tuple[int, int] | None, max_size: int, force: bool
+    output: str = cli.DIRECTORY,
+    steps: tuple[int, int] | None = cli.range_option("Only steps A to B, inclusive."),
+    max_size: int = MAX_SIZE,
+    logs: Logs = LOGS,
+    force: bool = cli.REPLACE,
 ) -> None:
-    """Convert a log for TensorBoard and PyTorch's trace analysis.
-
+    """
     Writes a trace in the format of PyTorch's profiler, which TensorBoard's plugin torch-tb-profiler
     and Holistic Trace Analysis read, and an event file with the session's scalars: tokens per
     second, memory, the KV cache. Show both with `tensorboard --logdir DIR`. To these tools the
@@ -37,7 +32,6 @@ def to_torch(
     appears when its files are complete.
     """
     from llamacpp_instr.base.output import check_not_input, open_output_directory
-    from llamacpp_instr.base.terminal import notice
     from llamacpp_instr.converters.exports.torch.stream import NAMES, write_torch
     from llamacpp_instr.log.graph.timeline import Selection
 

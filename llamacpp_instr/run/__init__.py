@@ -1,1 +1,1 @@
-"""What `instr run`, `exec` and `compare --types` start and record."""
+"""What `instr run`, `exec`, `debug` and `compare` start, record and put side by side."""

@@ -3,18 +3,23 @@ browser; and a changed model again without the changes, to compare both continua
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+import msgspec
 import numpy as np
 
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need, temporary_directory
 from llamacpp_instr.base.terminal import notice, print_line, printable_text
 from llamacpp_instr.debugger.api import begin_debugged
@@ -22,24 +27,27 @@ from llamacpp_instr.debugger.collected import CollectedLogits
 from llamacpp_instr.debugger.comparison import Comparison, Continuation, compare
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.adapter import Adapter
-from llamacpp_instr.debugger.dap.requests import Program
+from llamacpp_instr.debugger.dap.requests import Program, parse
 from llamacpp_instr.debugger.dap.transports import ends_by_signals, serve_stdio, serve_tcp
 from llamacpp_instr.debugger.program import check_program, run_program
 from llamacpp_instr.debugger.show import comparison_table
 from llamacpp_instr.debugger.stop import Go
 from llamacpp_instr.debugger.terminal import Terminal
+from llamacpp_instr.llama.engine import ContextOptions
+from llamacpp_instr.llama.generate import Sampling
 from llamacpp_instr.llama.log import Interrupt
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.schema import Token
+from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.session import check_log_path
-from llamacpp_instr.run.launch import Launched, in_keys, launch
-from llamacpp_instr.run.session import RunOptions, run
+from llamacpp_instr.run.session import RunOptions, default_log, run
 
 if TYPE_CHECKING:
     from llamacpp_instr.debugger.page.server import DebugServer
     from llamacpp_instr.debugger.page.shared_run import SharedRun
 
 Json = dict[str, Any]
+DEBUG_LOG = Path("debug.log")
 PATIENCE_S = 3.0
 """a program that goes on after its compute was ended is interrupted then"""
 
@@ -47,38 +55,149 @@ Compared = tuple[Comparison, dict[int, str]]
 """both continuations token by token, and the texts of their tokens"""
 
 
-class ComparedRun:
-    """A run that a debug adapter launches. After changes it runs again without them, and `show`
-    gets the comparison; `is_changed` says whether there were any."""
+class Launch(msgspec.Struct, rename="camel"):
+    """The keys of a launch configuration: the options of `instr run` by their names."""
+
+    model: str | None = None
+    """the default is the model of the command line"""
+    prompt: str | None = None
+    n: int = 16
+    log: str | None = None
+    level: str = "detailed"
+    force: bool = False
+    ctx: int | None = None
+    batch: int | None = None
+    ubatch: int | None = None
+    threads: int | None = None
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attn: str = "auto"
+    temp: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    chat: bool = False
+    mmap: bool = True
+    stop_on_entry: bool = False
+    """stop after the first op"""
+    no_debug: bool = False
+    """run without stops; editors set it"""
+
+
+KEYS = [field.encode_name for field in msgspec.structs.fields(Launch)]
+_OPTION = re.compile(r"(?<![\w-])--?([a-z]+)((?:-[a-z]+)*)")
+_EDITORS_OWN = ("type", "name", "request", "program", "cwd", "env", "args", "console")
+
+
+class Launched:
+    """A run that a debug adapter launches, which was checked and has not begun. After changes it
+    runs again without them, and `compared` gets the comparison."""
 
     def __init__(
         self,
-        launched: Launched,
+        options: RunOptions,
         debugger: Debugger,
-        is_changed: Callable[[], bool],
+        emit: Callable[[str], None],
         notice: Callable[[str], None],
-        show: Callable[[Compared], None],
+        stop_on_entry: bool = False,
+        no_debug: bool = False,
     ) -> None:
-        self.stop_on_entry = launched.stop_on_entry
-        self._launched, self._debugger = launched, debugger
-        self._is_changed, self._notice, self._show = is_changed, notice, show
+        """`emit` gets the text of the model, `notice` lines about the progress. Raises `UsageError`
+        for what the command line refuses."""
+        options.check()
+        assert options.log is not None
+        load_model_file(options.model).check_has_weights()
+        check_log_path(options.log, options.force, '"force": true')
+        self.options = options
+        self.stop_on_entry = stop_on_entry and not no_debug
+        """whether its first op is a stop"""
+        self.is_changed: Callable[[], bool] = lambda: False
+        self.compared: Callable[[Compared], None] = lambda _compared: None
+        self._debugger, self._no_debug = debugger, no_debug
+        self._emit, self._notice = emit, notice
         self._interrupt = Interrupt()
 
     def run(self) -> None:
-        """As `Launched.run`."""
+        """Run the model to its end; its log is whole then. Raises `InstrError` if that failed,
+        `KeyboardInterrupt` after `interrupt`."""
         logits = CollectedLogits()
         self._debugger.witnesses.append(logits)
-        self._launched.run()
-        if self._is_changed() and self._debugger.go is not Go.QUIT:
+        out = cast(BinaryIO, _TextStream(self._emit))
+        debugger = None if self._no_debug else self._debugger
+        log = run(self.options, out, self._notice, debugger, self._interrupt)
+        self._notice(f"log: {log}")
+        if self.is_changed() and self._debugger.go is not Go.QUIT:
             self._notice("running again without the changes, for comparison")
-            options = self._launched.options
-            assert options.log is not None
-            self._show(compare_with_unchanged(options, options.log, logits, self._interrupt))
+            self.compared(compare_with_unchanged(self.options, log, logits, self._interrupt))
 
     def interrupt(self) -> None:
-        """As `Launched.interrupt`."""
-        self._launched.interrupt()
+        """End the run soon; called by another thread."""
         self._interrupt.request()
+
+
+def launch(
+    arguments: Json,
+    model: str | None,
+    prompt: str | None,
+    debugger: Debugger,
+    emit: Callable[[str], None],
+    notice: Callable[[str], None],
+) -> Launched:
+    """The run that a launch configuration describes; `model` and `prompt` are those of the command
+    line, for one without.
+
+    Editors add keys of their own, which are ignored, but a key that looks like one of ours is
+    refused. Raises `UsageError` for that, and for what the command line refuses.
+    """
+    for key in arguments:
+        if key in KEYS or key in _EDITORS_OWN or key.startswith("__"):
+            continue
+        if near := difflib.get_close_matches(key, KEYS, 1, 0.75):
+            raise UsageError(f"launch: {key[:60]!r} is not a key; did you mean {near[0]!r}?")
+    wanted = parse("launch", arguments, Launch)
+    if wanted.log == "-":
+        raise UsageError("launch: the log must be a file; standard output carries the protocol")
+    prompt = prompt if wanted.prompt is None else wanted.prompt
+    if prompt is None:
+        raise UsageError('launch: no prompt is given; add the key "prompt"')
+    options = RunOptions(
+        model=wanted.model or model or "",
+        prompts=[prompt],
+        log=Path(wanted.log) if wanted.log else default_log(wanted.force, DEBUG_LOG),
+        n=wanted.n,
+        level=wanted.level,
+        sampling=msgspec.convert(wanted, Sampling, from_attributes=True).with_seed(),
+        context=msgspec.convert(wanted, ContextOptions, from_attributes=True),
+        mmap=wanted.mmap,
+        chat=wanted.chat,
+        force=wanted.force,
+    )
+    return Launched(options, debugger, emit, notice, wanted.stop_on_entry, wanted.no_debug)
+
+
+def in_keys(text: str) -> str:
+    """The text with the key of a launch configuration in place of each option that it names."""
+
+    def key(option: re.Match[str]) -> str:
+        name = option[1] + option[2].title().replace("-", "")
+        return f'"{name}"' if name in KEYS else option[0]
+
+    return _OPTION.sub(key, text)
+
+
+class _TextStream(io.RawIOBase):
+    """Calls a function with the text that is written; each piece has whole characters."""
+
+    def __init__(self, emit: Callable[[str], None]) -> None:
+        self._emit = emit
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._emit(bytes(data).decode(errors="replace"))
+        return len(data)
 
 
 def compare_with_unchanged(
@@ -108,16 +227,14 @@ def serve_editor(model: str | None, prompt: str | None, port: int | None) -> Non
     """Do what an editor says, over standard input and output or a port."""
 
     def adapter(send: Any) -> Adapter:
-        def make(arguments: Any, debugger: Debugger, *say: Any) -> ComparedRun:
-            def show(compared: Compared) -> None:
-                comparison, texts = compared
-                say[1](comparison_table(comparison, texts.__getitem__))
+        def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
+            def compared(found: Compared) -> None:
+                say[1](_table(found))
 
             launched = launch(arguments, model, prompt, debugger, *say)
-            return ComparedRun(launched, debugger, is_changed, say[1], show)
-
-        def is_changed() -> bool:
-            return bool(made.commands.changes)
+            launched.is_changed = lambda: bool(made.commands.changes)
+            launched.compared = compared
+            return launched
 
         made = Adapter(send, make, in_keys)
         return made
@@ -126,6 +243,11 @@ def serve_editor(model: str | None, prompt: str | None, port: int | None) -> Non
         serve_stdio(adapter)
     else:
         serve_tcp(adapter, port, lambda port: print_line(f"listening on 127.0.0.1:{port}"))
+
+
+def _table(compared: Compared) -> str:
+    comparison, texts = compared
+    return comparison_table(comparison, texts.__getitem__)
 
 
 def debug_model(options: RunOptions, terminal: Terminal) -> None:
@@ -137,45 +259,47 @@ def debug_model(options: RunOptions, terminal: Terminal) -> None:
     terminal.end()
     if terminal.commands.changes and terminal.debugger.go is not Go.QUIT:
         notice("running again without the changes, for comparison")
-        compared, texts = compare_with_unchanged(options, written, logits)
-        table = comparison_table(compared, texts.__getitem__)
+        table = _table(compare_with_unchanged(options, written, logits))
         print(printable_text(table), file=sys.stderr, flush=True)
 
 
 def debug_program(program: Sequence[str], terminal: Terminal, log: Path, force: bool) -> None:
     """Run a Python program in this process, stopped in the terminal."""
     check_program(program)
-    with begin_debugged(log, force, "--force"), terminal.debugger:
-        try:
-            run_program(program)
-        except RuntimeError:
-            # llama_cpp raises it when a compute was ended
-            if terminal.debugger.go is not Go.QUIT:
-                raise
+    with begin_debugged(log, force, "--force"), terminal.debugger, _may_quit(terminal.debugger):
+        run_program(program)
     notice(f"log: {log}")
     terminal.end()
 
 
+@contextmanager
+def _may_quit(debugger: Debugger) -> Iterator[None]:
+    """The block may end with the error that llama_cpp raises when a compute was ended."""
+    try:
+        yield
+    except RuntimeError:
+        if debugger.go is not Go.QUIT:
+            raise
+
+
 def debug_model_on_page(
-    arguments: Json, breakpoints: Sequence[str], port: int, show: Callable[[str], None]
+    options: RunOptions, breakpoints: Sequence[str], port: int, show: Callable[[str], None]
 ) -> int:
-    """Run a model by a launch configuration, and serve its page until the user quits there, or
-    Ctrl-C; `show` gets its address. Returns the exit status. Raises `UsageError` for what cannot be
-    run, or served."""
+    """Run a model, and serve its page until the user quits there, or Ctrl-C; `show` gets its
+    address. Returns the exit status. Raises `UsageError` for what cannot be run, or served."""
 
-    def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
-        launched = launch(arguments, None, None, debugger, *say)
-        return ComparedRun(
-            launched, debugger,
-            lambda: bool(shared.adapter.commands.changes),
-            say[1],
-            lambda compared: shared.tell("instr/comparison", _comparison(*compared)),
-        )  # fmt: skip
+    def make(
+        _: Json, debugger: Debugger, emit: Callable[[str], None], say: Callable[[str], None]
+    ) -> Program:
+        launched = Launched(options, debugger, emit, say, stop_on_entry=not breakpoints)
+        launched.is_changed = lambda: bool(shared.adapter.commands.changes)
+        launched.compared = lambda found: shared.tell("instr/comparison", _comparison(*found))
+        return launched
 
-    shared, server = _serving(make, breakpoints, port, arguments["model"])
+    shared, server = _serving(make, breakpoints, port, options.model)
     with ends_by_signals():
         try:
-            shared.start({**arguments, "stopOnEntry": not breakpoints}, breakpoints)
+            shared.start({}, breakpoints)
             server.run(lambda: show(server.address))
         finally:
             shared.close()
@@ -210,13 +334,10 @@ def debug_program_on_page(
             started.wait()
             shared.start({}, breakpoints, wait=False)
             show(server.address)
+            debugger = shared.adapter.debugger
             try:
-                with session, shared.adapter.debugger:
+                with _may_quit(debugger), session, debugger:
                     run_program(command)
-            except RuntimeError:
-                # llama_cpp raises it when a compute was ended
-                if shared.adapter.debugger.go is not Go.QUIT:
-                    raise
             finally:
                 notice(f"log: {log}")
                 program.end()
@@ -237,7 +358,6 @@ def _serving(
 ) -> tuple[SharedRun, DebugServer]:
     """With a `model`, the page has a tab of its weights."""
     need("live")
-    from llamacpp_instr.debugger.dap.adapter import Adapter
     from llamacpp_instr.debugger.page.looks import Looks
     from llamacpp_instr.debugger.page.server import DebugServer
     from llamacpp_instr.debugger.page.shared_run import SharedRun
@@ -245,7 +365,6 @@ def _serving(
     from llamacpp_instr.lab.view.tensors import Tensors
     from llamacpp_instr.lab.weights.measure import WeightReader
     from llamacpp_instr.llama.threads import usable_cpus
-    from llamacpp_instr.model.file import load_model_file
 
     for text in breakpoints:
         Breakpoint.parse(text)

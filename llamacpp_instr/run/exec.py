@@ -1,7 +1,8 @@
 """Runs a command so that each of its processes that uses llama.cpp records a log.
 
 The command gets the standard streams, signals and environment of this process, with the recorder's
-variables added. Its exit status is passed on.
+variables added. Its exit status is passed on. A command whose own Python would load another
+llama_cpp is refused before any of its code runs.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.base.patterns import regular_expression
+from llamacpp_instr.base.terminal import notice
 from llamacpp_instr.recording.session import (
     OnLogError,
     check_log_path,
@@ -25,26 +27,12 @@ from llamacpp_instr.recording.session import (
     logs_of,
     shortcoming,
 )
-from llamacpp_instr.run.program import check_library, is_instrumented
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
               signal.SIGUSR2)  # fmt: skip
 
 _LOOK_S = 0.1
 """how often the program is looked at; while it is young, after each tenth of its age"""
-
-
-@dataclass(frozen=True)
-class Executed:
-    """The result of a command."""
-
-    exit_code: int
-    """the command's exit status, or 128 + the signal that ended it"""
-    logs: dict[Path, str]
-    """the logs written while it ran, ordered by name and part -> what is missing in each, or an
-    empty string"""
-    other_library: Path | None
-    """a libllama without the recorder that a process of the command was seen to have loaded"""
 
 
 def execute(
@@ -56,14 +44,13 @@ def execute(
     rotate: int | None = None,
     force: bool = False,
     keep_args: bool = False,
-) -> Executed:
-    """Run `command` and wait for it.
+) -> int:
+    """Run `command` and wait for it; returns its exit status, or 128 + the signal that ended it.
+    Prints the path of each log that was written meanwhile, with what is missing in it.
 
-    `log` is the path of the log; `%p` in it is replaced by the process id. It defaults to the
-    command's name with the process id. A log that has grown past `rotate` bytes ends, and the next
-    step begins another one: `session.log`, `session.part2.log`, … With `force` the recorder
-    replaces an existing log and deletes its later parts, as soon as it has a new one. The log
-    contains the arguments of its process without secrets, unless `keep_args` is set.
+    The options are those of `instr exec`. A log that has grown past `rotate` bytes ends, and the
+    next step begins another one: `session.log`, `session.part2.log`, … With `force` the recorder
+    replaces an existing log and deletes its later parts, as soon as it has a new one.
 
     Raises `UsageError` if the command is empty or the log cannot be written, `NativeError` if the
     command's Python would load an unpatched library.
@@ -90,19 +77,27 @@ def execute(
         "LLAMA_INSTR_ON_ERROR": on_log_error,
         "LLAMA_INSTR_ROTATE": str(rotate or 0),
         "LLAMA_INSTR_KEEP_ARGS": "1" if keep_args else "",
-        "LLAMA_INSTR_OVERWRITE": _identity(target) if force else "",
+        "LLAMA_INSTR_OVERWRITE": identity(target) if force else "",
     }
     before = logs_of(target)
     status, library = _run(program, command, environment)
     after = logs_of(target)
-    written = [path for path, identity in after.items() if before.get(path) != identity]
-    return Executed(
-        exit_code=os.waitstatus_to_exitcode(status)
-        if os.WIFEXITED(status)
-        else 128 + os.WTERMSIG(status),
-        logs={path: shortcoming(path) for path in sorted(written, key=_order)},
-        other_library=None if library is None or is_instrumented(library) else library,
-    )
+    written = [path for path, of in after.items() if before.get(path) != of]
+    for path in sorted(written, key=_order):
+        missing = shortcoming(path)
+        notice(f"incomplete log: {path}: {missing}" if missing else f"log: {path}")
+    if not written and library is not None and not is_instrumented(library):
+        notice(
+            f"no log was written: the program loaded {library}, which is not the instrumented "
+            "library; run `instr build` in its environment"
+        )
+    elif not written:
+        notice(
+            "no log was written: no process of the command loaded a model with the llama_cpp of "
+            "`instr build`, or it records itself, or no log could be created"
+        )
+    ended = os.WIFEXITED(status)
+    return os.waitstatus_to_exitcode(status) if ended else 128 + os.WTERMSIG(status)
 
 
 def log_target(command: Sequence[str], log: str | None = None) -> Path:
@@ -111,7 +106,7 @@ def log_target(command: Sequence[str], log: str | None = None) -> Path:
     return Path.cwd() / (log or f"{Path(command[0]).stem if command else ''}-%p.log")
 
 
-def _identity(log: Path) -> str:
+def identity(log: Path) -> str:
     """Device and inode of the log that may be replaced, so that only one of several processes
     replaces it; 0:0 if it does not exist."""
     if not log.is_file():
@@ -199,3 +194,81 @@ def _find_library(pid: int) -> Path | None:
     except OSError:  # it has ended
         return None
     return next((found for child in children if (found := _find_library(int(child)))), None)
+
+
+# Run by the command's interpreter; its arguments are the first entries of the search path. The
+# working directory is removed before any import, so that no module there runs.
+_PROBE = """
+import sys
+if sys.path[0] == "":
+    del sys.path[0]
+import importlib.util, os, pathlib
+if not getattr(sys.flags, "safe_path", sys.flags.isolated):
+    sys.path[:0] = sys.argv[1:]
+spec = importlib.util.find_spec("llama_cpp")
+if spec and spec.origin:
+    print(os.environ.get("LLAMA_CPP_LIB_PATH") or pathlib.Path(spec.origin).parent / "lib")
+"""
+
+
+def check_library(program: str, arguments: Sequence[str]) -> None:
+    """Raise `NativeError` if `program` is a Python that would load an unpatched library."""
+    path = Path(program)
+    if re.fullmatch(r"python[\d.]*", path.name):
+        interpreter, (options, first) = program, _search_path(arguments)
+    else:
+        named = _named_interpreter(path)
+        if named is None:
+            return
+        interpreter, (options, first) = named, _search_path([program])
+    try:
+        probe = subprocess.run(
+            [interpreter, *options, "-c", _PROBE, first],
+            capture_output=True, text=True, errors="surrogateescape", timeout=30, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    for library in Path(probe.stdout.strip()).glob("libllama.*") if probe.stdout.strip() else ():
+        if not is_instrumented(library):
+            raise NativeError(
+                f"the llama-cpp-python that {interpreter} loads is not the patched one "
+                f"({library}); run `instr build` in its environment"
+            )
+        return
+
+
+def is_instrumented(library: Path) -> bool:
+    """Whether a libllama is the patched one, or has gone."""
+    return not library.is_file() or b"llama_instr_abi" in library.read_bytes()
+
+
+def _search_path(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """From a Python's arguments: the options that change the module search path, and the directory
+    of the program, which comes first in it (empty for the working directory)."""
+    options: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-") or argument == "-":
+            script = Path(argument).resolve()
+            first = "" if argument == "-" else str(script if script.is_dir() else script.parent)
+            return options, first
+        if argument == "--check-hash-based-pycs":
+            next(rest, None)
+        for at, letter in enumerate("" if argument.startswith("--") else argument, start=1):
+            if letter in "cm":
+                return options, ""
+            if letter in "WX":
+                if at == len(argument):
+                    next(rest, None)  # its value
+                break
+            if letter in "IEsSP":
+                options.append(f"-{letter}")
+    return options, ""
+
+
+def _named_interpreter(program: Path) -> str | None:
+    """The Python interpreter in a script's first line, or None."""
+    with program.open("rb") as file:
+        first = file.readline(512).decode(errors="replace")
+    match = re.match(r"#!\s*(?:/usr/bin/env\s+)?(\S*python[\d.]*)\s*$", first)
+    return shutil.which(match[1]) if match else None

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from llamacpp_instr.base import terminal
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.output import check_not_input
-from llamacpp_instr.base.terminal import abandon_standard_output, write_text
+from llamacpp_instr.base.terminal import abandon_standard_output, notice, write_text
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.stop import Go
 from llamacpp_instr.llama import native
@@ -96,19 +95,18 @@ class RunOptions:
 
 def run(
     options: RunOptions,
-    out: BinaryIO | None = None,
-    notice: Callable[[str], None] | None = None,
+    out: BinaryIO,
+    notice: Callable[[str], None] = notice,
     debugger: Debugger | None = None,
     interrupt: Interrupt | None = None,
 ) -> Path:
     """Run the model, write its text (or JSON arrays) to `out` as it is generated; returns the
     log's path. If `out` is a terminal, control characters of the text are escaped.
 
-    `out` defaults to standard output. `notice` is called with lines about the progress; by default
-    it prints them to standard error. `debugger` may stop the computes; if it ends one, the run ends
-    without an error. `interrupt` can end it from another thread. Raises `UsageError` for wrong
-    input, `NativeError` without the patched library, `InstrError` if a compute fails or the log is
-    incomplete.
+    `notice` is called with lines about the progress; by default it prints them to standard error.
+    `debugger` may stop the computes; if it ends one, the run ends without an error. `interrupt` can
+    end it from another thread. Raises `UsageError` for wrong input, `NativeError` without the
+    patched library, `InstrError` if a compute fails or the log is incomplete.
     """
     options.check()
     file = load_model_file(options.model)
@@ -121,14 +119,15 @@ def run(
         native.load()  # an interrupted import raises a misleading error, so Ctrl-C waits
     check_memory(file, options.context, options.mmap)
     prompts = tokenize(path, options.prompts, chat=options.chat)
-    log = options.log or (DEFAULT_LOG if options.force else fresh_log(DEFAULT_LOG))
+    log = options.log or default_log(options.force)
     options = replace(options, log=log)
     with _destination(log) as target, interrupt.watching(), captured(interrupt) as llama_log:
         session = begin_session(
             target,
             level=options.level,
             stats=options.stats,
-            args=_arguments(options),
+            # enough to repeat the run, prompts included
+            args={key: value for key, value in asdict(options).items() if value is not None},
             force=options.force,
             force_option="--force",
             aside=True,
@@ -149,8 +148,7 @@ def run(
                 debugger or nullcontext(),
                 LoadedModel(path, llama_log, options.mmap) as model,
             ):
-                to = out or sys.stdout.buffer, notice or terminal.notice
-                loaded = _Run(options, prompts, model, session, *to)
+                loaded = _Run(options, prompts, model, session, out, notice)
                 (loaded.embed if options.embed else loaded.text)()
         except UsageError:
             session.close()
@@ -175,6 +173,11 @@ def run(
         if session.problem:
             raise InstrError(session.problem)
     return log
+
+
+def default_log(force: bool, name: Path = DEFAULT_LOG) -> Path:
+    """The log of a session for which none is named: a fresh name unless it may be replaced."""
+    return name if force else fresh_log(name)
 
 
 @contextmanager
@@ -232,15 +235,14 @@ class _Run:
 
             def once() -> None:
                 context.clear()
-                with Sampler(context, options.sampling) as sampler:
-                    writer = _TextWriter(model, self.out)
-                    try:
-                        finish = generate(
-                            context, prompt, sampler, options.n, writer.token,
-                            stop_at_end=not options.prefill,
-                        )  # fmt: skip
-                    finally:
-                        writer.finish()
+                with (
+                    Sampler(context, options.sampling) as sampler,
+                    _text_written(model, self.out) as write,
+                ):
+                    finish = generate(
+                        context, prompt, sampler, options.n, write,
+                        stop_at_end=not options.prefill,
+                    )  # fmt: skip
                 if finish == "context":
                     full = f"the context of {context.size} tokens is full"
                     self.notice(f"{full}; --ctx makes a larger one")
@@ -274,26 +276,18 @@ class _Run:
                 once()
 
 
-class _TextWriter:
-    """Writes tokens as text as soon as their characters are complete."""
+@contextmanager
+def _text_written(model: LoadedModel, out: BinaryIO) -> Iterator[Callable[[int], None]]:
+    """A function that writes tokens as text as soon as their characters are complete. The end of
+    the block ends the text."""
+    # bytes that cannot become a character are replaced
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def __init__(self, model: LoadedModel, out: BinaryIO) -> None:
-        self._model = model
-        self._out = out
-        # bytes that cannot become a character are replaced
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    def write(token: int) -> None:
+        if text := decoder.decode(model.piece(token)):
+            write_text(out, text)
 
-    def token(self, token: int) -> None:
-        self._write(self._decoder.decode(self._model.piece(token)))
-
-    def finish(self) -> None:
-        self._write(self._decoder.decode(b"", final=True) + "\n")
-
-    def _write(self, text: str) -> None:
-        if text:
-            write_text(self._out, text)
-
-
-def _arguments(options: RunOptions) -> dict[str, Any]:
-    """The options that the log keeps, prompts included: enough to repeat the run."""
-    return {key: value for key, value in asdict(options).items() if value is not None}
+    try:
+        yield write
+    finally:
+        write_text(out, decoder.decode(b"", final=True) + "\n")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.patterns import name_matches, regular_expression
 from llamacpp_instr.cli import COMMANDS, OLD_OPTIONS, main
-from llamacpp_instr.cli.options import LAST, range_option
+from llamacpp_instr.cli.options import LAST, command, range_option
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 LOG = FIXTURES / "demo-verbose.log"
@@ -70,9 +70,11 @@ def test_an_idea_has_one_name_in_all_commands() -> None:
     assert every.isdisjoint({"--layer", "--op", "--probe", "--against", "--stop-after"})
 
 
-@click.command()
-@range_option("--steps", "Steps.")
-def ranged(steps: tuple[int, int] | None) -> None:
+STEPS = range_option("Steps.")
+
+
+@command()
+def ranged(steps: tuple[int, int] | None = STEPS) -> None:
     click.echo(repr(steps))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.debugger.dap.variables import TensorArguments, picture
-from llamacpp_instr.run.launch import KEYS
+from llamacpp_instr.run.debugging import KEYS
 from tests.kit import dap_kit
 from tests.kit.commands_kit import one_line
 from tests.kit.native_kit import ROOT

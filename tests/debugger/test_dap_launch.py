@@ -10,7 +10,7 @@ import pytest
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.stop import Go
-from llamacpp_instr.run.launch import Launched, in_keys, launch
+from llamacpp_instr.run.debugging import Launched, in_keys, launch
 
 
 @pytest.fixture(autouse=True)

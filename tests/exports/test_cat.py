@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.cli.cat import cat
+from llamacpp_instr.cli.look import cat
 from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log import schema as s
 from tests.kit.made_log import encode, make_log

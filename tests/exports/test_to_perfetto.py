@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from llamacpp_instr.cli import size_bound
+from llamacpp_instr.cli import logs
 from llamacpp_instr.cli.to_perfetto import to_perfetto
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
@@ -233,7 +233,7 @@ def test_a_run_writes_log_and_trace_at_once(instr: Instr, tmp_path: Path) -> Non
 
 def test_run_keeps_the_bound_of_a_trace(tmp_path: Path, environment: dict[str, str]) -> None:
     """And its log, of which steps can be converted; the bound here is one that a test can reach."""
-    code = "from llamacpp_instr.cli import main, size_bound; size_bound.MAX_TRACE = 5000; main()"
+    code = "from llamacpp_instr.cli import logs, main; logs.MAX_TRACE = 5000; main()"
     words = ["run", "demo", "-p", "Once", "-n", "2", "--log", "a.log", "--perfetto", "a.pftrace"]
     done = subprocess.run(
         [sys.executable, "-c", code, *words],
@@ -251,8 +251,8 @@ def test_the_size_is_said_before_and_bounded(
 ) -> None:
     """Of a long log; by steps any part of it can be taken, whatever comes after."""
     monkeypatch.setattr(steady_log, "N_DECODES", 1000)
-    monkeypatch.setattr(size_bound, "SAMPLE", 500_000)
-    monkeypatch.setattr(size_bound, "LARGE", 1_000_000)
+    monkeypatch.setattr(logs, "SAMPLE", 500_000)
+    monkeypatch.setattr(logs, "LARGE", 1_000_000)
     log = write(tmp_path / "long.log", steady_log.steady_log(1))
     words = (*command.split(), log)
     done = instr_here(*words, "-o", tmp_path / "whole")

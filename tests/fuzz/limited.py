@@ -18,7 +18,7 @@ from pathlib import Path
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.cli import main
 from llamacpp_instr.cli.logs import Logs
-from llamacpp_instr.cli.view import _convert
+from llamacpp_instr.cli.look import convert
 
 MEMORY = 1 << 30
 """bytes of memory of the process, including the interpreter and its libraries"""
@@ -51,7 +51,7 @@ def _said_by(arguments: list[str]) -> str:
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         if arguments[0] == "view":
-            _convert(Logs((arguments[1],), lenient=False), Path(arguments[2]))  # before serving
+            convert(Logs((arguments[1],)), Path(arguments[2]))  # before serving
         else:
             main(arguments)
     except InstrError:

@@ -28,8 +28,8 @@ SERVER = f"""
 import sys
 from llamacpp_instr.converters.live import live_session
 live_session.KEPT = {KEPT}
-from llamacpp_instr.cli.live import show
-from llamacpp_instr.cli.serving import Serving
+from llamacpp_instr.cli.look import show
+from llamacpp_instr.cli.options import Serving
 show(sys.argv[1], Serving(no_browser=True))
 """
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import LogError
-from llamacpp_instr.cli.check import check
+from llamacpp_instr.cli.look import check
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.check import MAX_FINDINGS, check_log
 from llamacpp_instr.log.reader import read_events

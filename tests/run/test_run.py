@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.run.session import _TextWriter
+from llamacpp_instr.run.session import _text_written
 from tests.conftest import Instr, assert_refused, read_events, start_run
 from tests.kit import tiny_models
 from tests.kit.mutants import text, write_mutant
@@ -113,12 +113,11 @@ def test_whole_characters_only() -> None:
             return bytes([token])
 
     out = io.BytesIO()
-    writer = _TextWriter(Bytes(), out)  # type: ignore[arg-type]
     seen = []
-    for byte in "é€".encode() + b"\xff" + "😀".encode()[:2]:
-        writer.token(byte)
-        seen.append(out.getvalue().decode())
-    writer.finish()
+    with _text_written(Bytes(), out) as write:  # type: ignore[arg-type]
+        for byte in "é€".encode() + b"\xff" + "😀".encode()[:2]:
+            write(byte)
+            seen.append(out.getvalue().decode())
     assert seen == ["", "é", "é", "é", "é€", "é€�", "é€�", "é€�"]
     assert out.getvalue().decode() == "é€��\n"
 

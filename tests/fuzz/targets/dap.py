@@ -18,7 +18,7 @@ from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.adapter import Adapter
 from llamacpp_instr.debugger.dap.framing import read_message, write_message
 from llamacpp_instr.debugger.stop import Go, Stop
-from llamacpp_instr.run.launch import Launched, launch
+from llamacpp_instr.run.debugging import Launched, launch
 from tests.fuzz.guard import check_terminal, may_refuse
 
 WHERE = "ffn_out-1"

@@ -1,0 +1,362 @@
+"""The commands about a model as it is: imported, listed, planned in memory, and checked."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from click import Choice, FloatRange, IntRange
+
+from llamacpp_instr.base.errors import NativeError, UsageError
+from llamacpp_instr.base.system import need
+from llamacpp_instr.base.terminal import notice, progress_bar
+from llamacpp_instr.cli import options as cli
+from llamacpp_instr.cli.logs import Logs, is_model
+
+if TYPE_CHECKING:
+    from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory
+    from llamacpp_instr.converters.analyses.stored_weights import StoredModel
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.log.session import Session
+    from llamacpp_instr.model.file import ModelFile
+    from llamacpp_instr.report.charts import Chart
+    from llamacpp_instr.report.page import Figure
+    from llamacpp_instr.report.report import Report
+
+    Shown = tuple[StoredModel, list[Report]]
+
+MOST_CHARTS = 20
+"""charts of a page; further models of a log have none"""
+_DECODES = 4
+
+
+@cli.command(
+    "instr import Llama-3.2-1B -o llama.gguf",
+    "instr import llama-2-7b -o llama.gguf --type Q8_0 --force",
+    "instr import adapter -o adapter.gguf --base Llama-3.2-1B",
+)
+def import_(
+    source: Path = cli.argument(type=cli.PATH),
+    output: Path = cli.option(
+        "The GGUF file to write.", "-o --output FILE", cli.PATH, required=True
+    ),
+    type_: str | None = cli.option(
+        "Type of the weights: F16, BF16, F32 or Q8_0.  "
+        "[default: BF16 if the source has it, else F16; adapters F32]",
+        "--type TYPE",
+        Choice(("F16", "BF16", "F32", "Q8_0"), case_sensitive=False),
+    ),
+    base: Path | None = cli.option(
+        "For an adapter: the folder with config.json of its base model.", "FOLDER", cli.PATH
+    ),
+    force: bool = cli.FORCE,
+) -> None:
+    """
+    SOURCE is a Hugging Face folder with safetensors or PyTorch files, a folder in Meta's own layout
+    (consolidated.*.pth, params.json, tokenizer.model; Llama 1 to 3), or a LoRA adapter of PEFT.
+    llama.cpp's own converter does the work, in its own process. It needs the packages of
+    llamacpp-instr[hf]. No code of the folder runs, and nothing is downloaded but the converter.
+    """
+    from llamacpp_instr.base.output import check_model_output
+    from llamacpp_instr.lab.importer.source import import_model, open_source
+
+    if str(output) == "-":
+        raise UsageError("a model is written to a file, not to standard output; name one")
+    check_model_output(output, force)
+    found = open_source(source, base)
+    found.check_output(output)
+    with progress_bar(f"Importing {source.name}") as on_progress:
+        model = import_model(found, output, type_, force=force, on_progress=on_progress)
+    if model is None:
+        notice(f"{output}: a LoRA adapter, {output.stat().st_size:,} bytes")
+        return
+    architecture = model.metadata.get("general.architecture")
+    notice(f"{output}: {architecture}, {len(model.weights)} tensors, {model.n_bytes:,} bytes")
+
+
+@cli.command("instr inspect model-Q4_K_M.gguf --tensors")
+def inspect(
+    model: str = cli.argument(),
+    tensors: bool = cli.flag("List every tensor, as JSON and HTML always do."),
+    output: cli.ReportOutput = cli.REPORT,
+) -> None:
+    """Prints the architecture, the hyper-parameters, the tokenizer and the tensors of a GGUF file:
+    their types by count, bytes and share, bits per weight by type, role and layer, and which
+    tensors have another type than the file type defines because its blocks do not divide their
+    rows.
+
+    Reads only the headers, however large the file is. MODEL is a GGUF file, also a LoRA adapter or
+    a multimodal projector, the first part of a split model, or demo for the demo model.
+    """
+    from llamacpp_instr.converters.analyses import inspect as inspection
+    from llamacpp_instr.model.file import load_any_file
+
+    output.check(model)
+    file = load_any_file(model)
+    every = inspection.compute_tensors(file)
+    reports = inspection.compute_inspection(file)
+    if output.form in ("json", "html"):
+        reports.append(every)
+    elif tensors:
+        reports.append(inspection.list_tensors(file))
+    charts = []
+    if output.form == "html" and file.weights:
+        # it draws with NumPy, which the headers do not need
+        from llamacpp_instr.converters.analyses.memory.pictures import chart_bits_by_layer
+        from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
+
+        charts.append(chart_bits_by_layer(stored_in_file(file).tensors))
+    output.write(reports, table=every, charts=charts, title=file.path.name)
+
+
+@cli.command("instr ops model.gguf --tokens 512", "instr ops session.log -o ops.csv")
+def ops(
+    source: str = cli.argument(metavar="MODEL|LOG"),
+    tokens: int | None = cli.option(
+        "Tokens of the prefill of a model.  [default: 512]", "N", IntRange(1, cli.MOST_TOKENS)
+    ),
+    past: int | None = cli.PAST,
+    lenient: bool = cli.LENIENT,
+    output: cli.ReportOutput = cli.REPORT,
+) -> None:
+    """
+    Prints, for a prefill and a decode, each op with its types, shapes and parameters, how often it
+    occurs, the weights that it reads, its FLOPs and bytes, and the ONNX operators and the PyTorch
+    function that compute the same.
+
+    MODEL is a GGUF file, or demo for the demo model; its graph comes from a dry run, which reads no
+    weights. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
+    """
+    from llamacpp_instr.converters.analyses import ops as inventory
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs
+
+    output.check(source)
+    if is_model(source):
+        past = past or 0
+        shapes = {"prefill": UbatchShape(tokens or 512, past), "decode": UbatchShape(1, past)}
+        graphs = dry_graphs(load_model_file(source), ContextOptions(), list(shapes.values()))
+        reports = [
+            inventory.ops_report(
+                inventory.phase_title(phase, shape.tokens), inventory.count_ops(graph)
+            )
+            for (phase, shape), graph in zip(shapes.items(), graphs, strict=True)
+        ]
+    elif tokens is not None or past is not None:
+        raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
+    else:
+        (session,) = Logs((source,), lenient).sessions()
+        reports = inventory.ops_of_log(session)
+    output.write(reports)
+
+
+@cli.command(
+    "instr memory model-Q4_K_M.gguf --ctx 32768 --cache-type-k q8_0",
+    "instr memory session.log -o memory.html",
+)
+def memory(
+    sources: tuple[str, ...] = cli.argument(metavar="MODEL|LOG...", nargs=-1, required=True),
+    context: ContextOptions = cli.CONTEXT,
+    no_mmap: bool = cli.flag("Predict for a model that is read, not mapped."),
+    room: int | None = cli.option(
+        "Say whether MODEL fits into SIZE, such as 8GB.  [default: this machine's memory]",
+        "--memory SIZE",
+        callback=cli.bytes_of_size,
+    ),
+    lenient: bool = cli.LENIENT,
+    output: cli.ReportOutput = cli.REPORT,
+) -> None:
+    """Prints the size of each tensor and its share of F16 and F32, also by type, role and layer,
+    and the memory by kind: file, mapped, repacked, KV cache, compute buffers. Says whether a model
+    fits: what stays in use counts, not mapped pages that the system can drop.
+
+    llama.cpp's own dry run, which reads no weights, predicts the memory of the context that instr
+    run would create with the same options. For a log, the measured memory is printed as well, and
+    differences are explained.
+
+    MODEL is a GGUF file, the first part of a split model, or demo for the demo model. LOG is a
+    file, plain or compressed, or - for standard input. The parts of a rotated log are one session;
+    other logs are shown one after the other.
+    """
+    from llamacpp_instr.converters.analyses.memory import joined_tensors, shortened
+    from llamacpp_instr.converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.report.arrange import named_by
+
+    output.check(*sources)
+    source = next(filter(is_model, sources), sources[0])
+    if is_model(source):
+        if len(sources) > 1:
+            raise UsageError(f"{source} is a model; one model or several logs can be shown")
+        shown = [_memory_of_model(source, context, not no_mmap, room)]
+    elif no_mmap or room or context != ContextOptions():
+        raise UsageError(
+            f"{source} is not a GGUF model, and a log has its own settings: leave out "
+            "--ctx, --memory and the like"
+        )
+    else:
+        sessions = Logs(sources, lenient).sessions()
+        shown = [
+            (stored, named_by(session.path, reports) if len(sessions) > 1 else reports)
+            for session in sessions
+            for stored, reports in _memory_of_session(session)
+        ]
+    models = [reports for _, reports in shown]
+    table = joined_tensors(models)
+    if output.form == "text" and output.path == "-":
+        models = [shortened(reports) for reports in models]
+    reports = [report for of_model in models for report in of_model]
+    charts: list[Chart | Figure] = []
+    for stored, of_model in shown[:MOST_CHARTS]:
+        charts += [*draw_memory(of_model), chart_bits_by_layer(stored.tensors)]
+    output.write(reports, table=table, charts=charts)
+
+
+def _memory_of_model(name: str, options: ContextOptions, mmap: bool, room: int | None) -> Shown:
+    from llamacpp_instr.converters.analyses.memory import compression_reports
+    from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory
+    from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.recording.memory.breakdown import machine_memory
+    from llamacpp_instr.recording.memory.plan import LoadError, plan_memory
+
+    options.check()
+    model = load_model_file(name)
+    try:
+        plan = plan_memory(model, options, mmap)
+        context = ContextMemory(predicted=plan, room=room or machine_memory())
+    except (NativeError, LoadError) as error:
+        reason = f"KV cache and compute buffers cannot be predicted: {error}."
+        context = ContextMemory(notes=[reason])
+    stored = stored_in_file(model)
+    return stored, compression_reports(stored, [context])
+
+
+def _memory_of_session(session: Session) -> list[Shown]:
+    from llamacpp_instr.converters.analyses.memory import compression_reports
+    from llamacpp_instr.converters.analyses.memory.report_of_context import recorded_memory
+    from llamacpp_instr.converters.analyses.stored_weights import recorded_file, stored_in_log
+
+    if not session.tensors:
+        raise UsageError(f"{session.path} contains no tensors of a model")
+    shown: list[Shown] = []
+    memory = recorded_memory(session)
+    for number, model in session.models.items():
+        file, why = None, ""
+        try:
+            file = recorded_file(session, model)
+        except UsageError as error:
+            why = f"Nothing was predicted: {error}."
+        contexts = [_predicted(context, file, why) for context in memory.get(number, [])]
+        stored = stored_in_log(session, model, file)
+        reports = compression_reports(stored, contexts)
+        reports[0].notes.extend(session.log_end.notes())
+        shown.append((stored, reports))
+    return shown
+
+
+def _predicted(context: ContextMemory, file: ModelFile | None, why_not: str) -> ContextMemory:
+    """`context` with the prediction for the measured settings, or with the reason for its lack."""
+    from llamacpp_instr.recording.memory.plan import plan_memory_again
+
+    if file is None or context.measured is None:
+        return replace(context, notes=[*context.notes, why_not])
+    try:
+        return replace(context, predicted=plan_memory_again(file, context.measured))
+    except (NativeError, UsageError) as error:
+        return replace(context, notes=[*context.notes, f"Nothing was predicted: {error}."])
+
+
+@cli.command(
+    "instr validate model.gguf",
+    'instr validate demo --prompt "Once upon a time" -o checked.html',
+    "instr validate llama.gguf --reference Llama-3.2-1B",
+)
+def validate(
+    model: str = cli.argument(),
+    prompt: str | None = cli.option("The prompt.  [default: 32 tokens]", "-p --prompt TEXT"),
+    n: int | None = cli.option(
+        f"Decodes after it, to check ops.  [default: {_DECODES}]", "-n", IntRange(0, 1000)
+    ),
+    reference: Path | None = cli.option(
+        "Compare the states of every layer with transformers, which runs this folder.",
+        "FOLDER",
+        cli.PATH,
+    ),
+    bound: float | None = cli.option(
+        "With --reference: largest relative error that is ok.  [default: by the weights' type]",
+        "X",
+        FloatRange(0, min_open=True),
+    ),
+    threads: int | None = cli.THREADS,
+    flash_attn: str | None = cli.option(
+        "Flash attention.  [default: auto; off with --reference, as it rounds to F16]",
+        type=Choice(["auto", "on", "off"]),
+    ),
+    output: cli.ReportOutput = cli.REPORT,
+) -> None:
+    """
+    Runs a prefill and some decodes. After each op, ONNX Runtime computes the same from the inputs
+    that the op had, with dequantized weights, in float32. The report has the largest error of each
+    op beside the tolerance of llama.cpp's own test-backend-ops. It also compares the logits of the
+    prompt with those of the whole graph in ONNX Runtime, and the logits of the decodes, which read
+    the cache, with one pass over all tokens.
+
+    With --reference it compares a prefill with transformers instead: the embeddings, the hidden
+    states after every layer, and the logits of the same tokens. FOLDER is the Hugging Face folder
+    that the model was converted from. The report names the first layer where they part. This needs
+    the packages of llamacpp-instr[hf], and memory for the weights in float32.
+
+    MODEL is a GGUF file, or demo for the demo model. Exits with status 1 if an error is beyond its
+    tolerance.
+    """
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.llama.log import captured
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.recording.memory.plan import check_memory
+
+    chosen = flash_attn or ("auto" if reference is None else "off")
+    options = ContextOptions(threads=threads, flash_attn=chosen)
+    options.check()
+    if reference is None and bound is not None:
+        raise UsageError("--bound is for --reference; the tolerances of ops are upstream's")
+    if reference is not None and n is not None:
+        raise UsageError("-n is the number of decodes; --reference compares a prefill only")
+    need("onnx")  # the tables of --reference are those of the ops
+    output.check(model)
+    if reference is None:
+        from llamacpp_instr.converters.validate.run import judge, validate_model
+
+        file = load_model_file(model)
+        check_memory(file, options)
+        with captured() as log, progress_bar("Checking") as on_progress:
+            n = _DECODES if n is None else n
+            verdict = judge(validate_model(file, prompt, n, options, log, on_progress))
+    else:
+        from llamacpp_instr.converters.validate.against import (
+            compare_with_transformers,
+            default_bound,
+            judge_states,
+            open_reference,
+        )
+
+        source = open_reference(reference)
+        source.check_output(Path(output.path))
+        need("hf")
+        file = load_model_file(model)
+        check_memory(file, options)
+        why = "--bound"
+        if bound is None:
+            bound, type_ = default_bound(file)
+            why = f"the bound for weights in {type_}"
+        with captured() as log, progress_bar("Comparing") as on_progress:
+            found = compare_with_transformers(
+                file, source, prompt, threads, chosen, log, on_progress
+            )
+        verdict = judge_states(found, bound, why)
+    output.write(verdict.reports, table=verdict.reports[0])
+    if not verdict.passed:
+        sys.exit(1)

@@ -1,0 +1,321 @@
+"""`instr run` and `exec`: record a model or a program, and show the session meanwhile (--live)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click import Choice
+
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.system import need
+from llamacpp_instr.base.terminal import notice
+from llamacpp_instr.cli import options as cli
+from llamacpp_instr.log.schema import LEVELS
+
+if TYPE_CHECKING:
+    from llamacpp_instr.llama.engine import ContextOptions
+    from llamacpp_instr.llama.generate import Sampling
+
+LOOK_S = 0.1
+_ENDS = ((0.5, signal.SIGINT), (5, signal.SIGKILL))
+"""what ends a page that has not ended after seconds: the first wait is for its last figures"""
+
+_LEVEL = cli.option("How much is recorded.", default="detailed", type=Choice(LEVELS))
+_STATS = cli.option(
+    "Record the values of tensors whose names match: * is any text, re: begins a regular "
+    "expression. "
+    "Do not compare the times of such a session.",
+    "PATTERN",
+)
+_ON_LOG_ERROR = cli.option(
+    "What to do when a log can no longer be written.",
+    default="continue",
+    type=Choice(["continue", "stop"]),
+)
+_LIVE = cli.flag("Open a page that shows the session while it is recorded (instr live).")
+
+
+def _sampling(**given: Any) -> Sampling:
+    from llamacpp_instr.llama.generate import Sampling
+
+    return Sampling(**given).with_seed()
+
+
+@cli.command(
+    'instr run demo --prompt "Once upon a time" -n 64',
+    'instr run model.gguf --chat -p "Why is the sky blue?" --temp 0.7 --log sky.log',
+    "instr run model.gguf --prompt-file prompt.txt --repeat 5 --force",
+    'instr run demo --prompt "Once upon a time" --perfetto session.pftrace',
+    'instr run demo --prompt "Once upon a time" --capture "l_out-*" -o activations',
+    'echo "a sentence" | instr run encoder.gguf --embed --prompt -',
+)
+def run(
+    model: str = cli.argument(),
+    prompts: tuple[str, ...] = cli.option(
+        "The prompt; - is standard input. With --embed it may be repeated.",
+        "-p --prompt TEXT",
+        multiple=True,
+    ),
+    prompt_file: Path | None = cli.option(
+        "Read the prompt from a file, without the newline at its end; - is standard input.",
+        "FILE",
+        cli.PATH,
+    ),
+    n: int = cli.option("Tokens to generate at most.", "-n", default=128),
+    level: str = _LEVEL,
+    log: Path | None = cli.option(
+        "The log to write; - is standard output.  "
+        "[default: session.log, or session-2.log and so on if that exists]",
+        "FILE",
+        cli.PATH,
+    ),
+    force: bool = cli.FORCE,
+    sampling: Sampling = cli.gathered(
+        _sampling,
+        temp=cli.option("Temperature; 0 is greedy.", default=0.0),
+        top_k=cli.option("Sample from the K most probable tokens.", type=int),
+        top_p=cli.option("Sample from the fewest tokens with this probability.", type=float),
+        min_p=cli.option("Drop tokens below this share of the best probability.", type=float),
+        seed=cli.option("Seed of the sampling.  [default: random, kept in the log]", type=int),
+    ),
+    context: ContextOptions = cli.CONTEXT,
+    no_mmap: bool = cli.flag("Read the model into memory, do not map it."),
+    more: dict[str, Any] = cli.gathered(
+        dict,
+        chat=cli.CHAT,
+        embed=cli.flag("Print the embedding of each prompt as a JSON array, not normalized."),
+        stats=_STATS,
+        stop_on_nan=cli.flag("Stop when a --stats tensor contains a NaN."),
+        capture=cli.option(
+            "Write the values of the ops whose names match, such as l_out-*, to the directory of "
+            "-o.",
+            "PATTERN",
+        ),
+        output=cli.option(
+            "Directory for --capture: shards of safetensors, and an index.",
+            "-o --output DIR",
+            cli.PATH,
+        ),
+        repeat=cli.option(
+            "Run N times in one session; the first run is marked as warm-up.", "N", default=1
+        ),
+    ),
+    live: bool = _LIVE,
+    perfetto: str | None = cli.option(
+        "At the end, also write the session as a Perfetto trace.", "TRACE"
+    ),
+    on_log_error: Any = _ON_LOG_ERROR,
+) -> None:
+    r"""
+    MODEL is a GGUF file, demo for the demo model, or a folder that instr import accepts, which is
+    imported into the cache once. The text goes to standard output as it is
+    generated, everything else, including a summary, to standard error. On a terminal, control
+    characters of the text are escaped, as \x1b; a pipe or a file gets them unchanged.
+
+    With --log - the log goes to standard output and the text to standard error, without a summary.
+    With --perfetto - the trace goes to standard output, the text to standard error.
+    """
+    from llamacpp_instr.base.output import check_not_input, check_output
+    from llamacpp_instr.debugger.shards import capturing
+    from llamacpp_instr.lab.importer.source import imported
+    from llamacpp_instr.run.exec import identity
+    from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions, default_log
+    from llamacpp_instr.run.session import run as run_model
+
+    inputs = [model, prompt_file, "-" if "-" in prompts else None]
+    if log is not None:
+        check_not_input(log, *inputs)
+    if perfetto is not None:
+        check_output(perfetto, force, *inputs)
+        if str(log) == "-":
+            raise UsageError("--perfetto needs a log that is a file; leave out --log -")
+        if Path(perfetto).resolve() == (log or DEFAULT_LOG).resolve():
+            raise UsageError(f"{perfetto} cannot contain both the log and the trace")
+    if live and str(log) == "-":
+        raise UsageError("--live needs a log that is a file; leave out --log -")
+    if live and log is None:
+        log = default_log(force)
+    if Path(model).is_dir():
+        model = str(imported(Path(model), notice))
+    options = RunOptions(
+        model,
+        _read_prompts(prompts, prompt_file),
+        log,
+        n,
+        level,
+        sampling=sampling,
+        context=context,
+        mmap=not no_mmap,
+        on_log_error=on_log_error,
+        force=force,
+        **more,
+    )
+    options.check()
+
+    def begun() -> Path | None:
+        return log if log and identity(log) not in ("0:0", before) else None
+
+    before = identity(log) if log else ""
+    out = sys.stderr.buffer if "-" in (str(log), perfetto) else sys.stdout.buffer
+    with (
+        watched(live, begun),
+        capturing(options.capture, options.output, force, notice)
+        if options.capture and options.output
+        else nullcontext() as debugger,
+    ):
+        written = run_model(options, out, debugger=debugger)
+    if str(written) == "-":
+        return
+    from llamacpp_instr.converters.analyses.summary import compute_summary
+    from llamacpp_instr.log.session import load_session
+    from llamacpp_instr.report.text import render_text
+
+    click.echo(render_text(compute_summary(load_session(written))), err=True)
+    notice(f"log: {written}")
+    if perfetto is not None:
+        from llamacpp_instr.cli.logs import Logs
+
+        cure = f"convert some of its steps with `instr to-perfetto {written} --steps A-B`"
+        Logs((str(written),)).write_trace(perfetto, cure, force=force)
+        notice(f"trace: {perfetto}")
+
+
+def _read_prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
+    if file is not None and prompts:
+        raise UsageError("give --prompt or --prompt-file, not both")
+    if file is not None:
+        return [cli.read_text(str(file), "prompt file")]
+    try:
+        # as UTF-8, even if Python decoded the argument with another encoding
+        return [
+            cli.read_text(prompt) if prompt == "-" else os.fsencode(prompt).decode()
+            for prompt in prompts
+        ]
+    except UnicodeError as error:
+        raise UsageError("the prompt is not UTF-8") from error
+
+
+@cli.command(
+    "instr exec -- python app.py --port 8080",
+    "instr exec --level verbose --log server-%p.log -- uvicorn app:app --workers 4",
+    "instr exec --rotate 1GB -- python app.py --port 8080",
+    "instr exec --live -- python app.py --port 8080",
+    # all options after the command's name belong to the command
+    context_settings={"allow_interspersed_args": False},
+)
+def exec_(
+    log: str | None = cli.option(
+        "The log to write; %p is the process id.  [default: the command's name-%p.log]", "FILE"
+    ),
+    recorded: dict[str, Any] = cli.gathered(
+        dict,
+        level=_LEVEL,
+        stats=_STATS,
+        on_log_error=_ON_LOG_ERROR,
+        rotate=cli.option(
+            "Continue in another file, .part2 and so on, beyond this size; each is a complete log.",
+            "SIZE",
+            callback=cli.bytes_of_size,
+        ),
+        force=cli.flag("Replace the log and its parts if they exist."),
+        keep_args=cli.flag("Keep arguments that look like secrets, instead of [redacted]."),
+    ),
+    live: bool = _LIVE,
+    command: tuple[str, ...] = cli.argument(nargs=-1, type=click.UNPROCESSED),
+) -> None:
+    """
+    Every process of COMMAND that uses llama-cpp-python writes a log. Input, output and exit status
+    are those of COMMAND. The paths of the logs go to standard error, with what is missing in a log
+    if it is incomplete. --force replaces only files that begin like a log. An old log is kept until
+    the command has begun a new one.
+
+    A log contains the arguments of its process without secrets. [redacted] replaces the VALUE of
+    --NAME VALUE, NAME=VALUE and NAME: VALUE if NAME ends in, or contains as a word, key, token,
+    secret, password, passwd, passphrase, credential(s), auth or authorization. It also replaces
+    words that begin with sk-, hf_, gh?_ or github_pat_, and passwords in URLs.
+    """
+    from llamacpp_instr.recording.session import logs_of
+    from llamacpp_instr.run.exec import execute, log_target
+
+    target = log_target(command, log)
+    before = logs_of(target)
+
+    def first_log() -> Path | None:
+        return next((path for path, of in logs_of(target).items() if before.get(path) != of), None)
+
+    with watched(live, first_log):
+        status = execute(command, log, **recorded)
+    sys.exit(status)
+
+
+@contextmanager
+def watched(is_wanted: bool, find_log: Callable[[], Path | None]) -> Iterator[None]:
+    """Shows the first log that `find_log` returns while the block runs, if it `is_wanted`.
+
+    The page is served by a process of its own, which ends with the block; its address goes to
+    standard error. Raises UsageError if a part of the page is not installed.
+    """
+    if not is_wanted:
+        yield
+        return
+
+    need("live")
+    from llamacpp_instr.base.system import python
+
+    over = threading.Event()
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def serve() -> None:
+        log = find_log()
+        while log is None and not over.wait(LOOK_S):
+            log = find_log()
+        if log is not None:
+            server = subprocess.Popen(
+                python(_SERVE, str(log)),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr.fileno(),
+                start_new_session=True,  # Ctrl-C is for the recorded program
+            )
+            servers.append(server)
+
+    watcher = threading.Thread(target=serve, name="live", daemon=True)
+    # signals are for the block, which may wait for them
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        watcher.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        for server in servers:
+            for seconds, number in _ENDS:
+                with suppress(subprocess.TimeoutExpired):
+                    server.wait(seconds)
+                    break
+                server.send_signal(number)
+            server.wait()
+
+
+# a session may be over before its page is there; signals of the thread that starts it are blocked
+_SERVE = """
+import contextlib, signal, sys
+with contextlib.suppress(KeyboardInterrupt):
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    from llamacpp_instr.cli.look import show
+    from llamacpp_instr.cli.options import Serving
+    from llamacpp_instr.log.runs import NotWritten
+    with contextlib.suppress(NotWritten):
+        show(sys.argv[1], Serving())
+"""
