@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llamacpp_instr.converters.notebook import load as load
-    from llamacpp_instr.debugger.api import debug as debug
+    from llamacpp_instr.debugger.stop import debug as debug
     from llamacpp_instr.log.reader import read_events as read_events
     from llamacpp_instr.log.session import load_session as load_session
     from llamacpp_instr.recording.session import record as record
@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "debug", "load", "load_session", "read_events", "record"]
 
 _MODULES = {
-    "debug": "llamacpp_instr.debugger.api",
+    "debug": "llamacpp_instr.debugger.stop",
     "load": "llamacpp_instr.converters.notebook",
     "load_session": "llamacpp_instr.log.session",
     "read_events": "llamacpp_instr.log.reader",

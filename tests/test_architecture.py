@@ -52,7 +52,7 @@ LOWEST = {"lab.weights", "log.graph", "prediction.probe"}
 # the public API and the entry point
 TOP: dict[str, set[str]] = {
     "llamacpp_instr": {
-        "llamacpp_instr.debugger.api",
+        "llamacpp_instr.debugger.stop",
         "llamacpp_instr.log.reader",
         "llamacpp_instr.log.session",
         "llamacpp_instr.recording.session",

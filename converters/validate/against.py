@@ -22,10 +22,9 @@ from llamacpp_instr.base.terminal import OnProgress, counted
 from llamacpp_instr.converters.validate.live import check_only_decodes, followed, prompt_tokens
 from llamacpp_instr.converters.validate.run import Verdict
 from llamacpp_instr.converters.validate.worker import EMBEDDINGS, FINAL_NORM, LOGITS, layer
-from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch, rows_of_nodes, token_numbers
 from llamacpp_instr.debugger.residual import find_residual
-from llamacpp_instr.debugger.rows import by_token, rows_of_nodes, token_numbers
-from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.stop import Stop, by_token
 from llamacpp_instr.lab.importer.source import Kind, Source, open_source
 from llamacpp_instr.llama.build.wheel import own_cache
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel

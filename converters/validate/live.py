@@ -13,11 +13,9 @@ import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import temporary_directory
-from llamacpp_instr.debugger.api import debug
-from llamacpp_instr.debugger.ggml import Tensor, ggml, tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph
-from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.tensors import Array, is_weight, read
+from llamacpp_instr.debugger.stop import Stop, debug
+from llamacpp_instr.debugger.tensors import Array, Tensor, ggml, is_weight, read, tensor_at
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.log.graph.kernels import is_copy, without_copies

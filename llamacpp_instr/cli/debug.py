@@ -87,7 +87,7 @@ def debug(
         raise UsageError("give a model with --prompt, or a program after --, not both")
     elif program is None and (model is None or prompt is None):
         raise UsageError("give a model and --prompt TEXT, or a program after --")
-    from llamacpp_instr.debugger.terminal import Terminal
+    from llamacpp_instr.debugger.commands import Terminal
     from llamacpp_instr.run import debugging
     from llamacpp_instr.run.session import RunOptions, default_log
 

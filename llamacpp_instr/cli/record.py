@@ -125,7 +125,7 @@ def run(
     With --perfetto - the trace goes to standard output, the text to standard error.
     """
     from llamacpp_instr.base.output import check_not_input, check_output
-    from llamacpp_instr.debugger.shards import capturing
+    from llamacpp_instr.debugger.capture import capturing
     from llamacpp_instr.lab.importer.source import imported
     from llamacpp_instr.run.exec import identity
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions, default_log

@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Source
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.tensors import Array, read
+from llamacpp_instr.debugger.tensors import Array, read, tensor_at
 from llamacpp_instr.log.graph.ops import VIEW_OPS
 from llamacpp_instr.model.types import TYPES
 
@@ -35,6 +34,11 @@ class AttentionWeights:
     sinks: bool
     """the heads have attention sinks, which take the rest of each row"""
 
+    @property
+    def used(self) -> int:
+        """How many cells there are up to the last one that a token looks at."""
+        return int(np.flatnonzero(self.weights.any(axis=(0, 1))).max(initial=0)) + 1
+
 
 def attention_node(graph: LiveGraph, layer: int) -> Node:
     """The node of a layer at which its attention can be seen: FLASH_ATTN_EXT, or the SOFT_MAX of
@@ -49,13 +53,9 @@ def attention_node(graph: LiveGraph, layer: int) -> Node:
 
 def attention(stop: Stop, layer: int | None = None) -> AttentionWeights:
     """The attention of a layer, by default of the one where the compute stopped; outside all
-    layers, of the last one before.
-
-    Raises `UsageError` if the layer has none, or if it is not in memory: not computed yet, or, some
-    ops later, overwritten.
-    """
-    if stop.over:
-        raise UsageError("the compute has gone on; nothing can be read any more")
+    layers, of the last one before. Raises `UsageError` if the layer has none, or if it is not in
+    memory: not computed yet, or, some ops later, overwritten."""
+    stop.address()  # raises if the compute has gone on
     if layer is None:
         passed = (node.layer for node in reversed(stop.graph.nodes[: stop.node.index + 1]))
         layer = next((of for of in passed if of >= 0), 0)

@@ -1,12 +1,13 @@
-"""Changes values while a compute is stopped, and says so in the log.
+"""Changes values while a compute is stopped, and says so in the log with a note `instr.change`.
 
 A change is an `Edit` of the values of a tensor, or of a part of them. `change` makes one at a stop;
-`Repeated` makes it again in every compute from then on. Each writes a note `instr.change`.
+followers of a `Debugger` make it again in every compute from then on, or take a head, a block or a
+layer out of every compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,15 @@ import numpy.typing as npt
 
 from llamacpp_instr.base.errors import UsageError, reason
 from llamacpp_instr.base.system import need
-from llamacpp_instr.debugger.figures import Slice, parse_slice
-from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
-from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.tensors import Array, is_weight, read, write
+from llamacpp_instr.debugger import tensors
+from llamacpp_instr.debugger.attention import attention_node
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch, rows_of_nodes, token_numbers
+from llamacpp_instr.debugger.residual import Part, block_outputs, find_residual
+from llamacpp_instr.debugger.stop import Stop, by_token
+from llamacpp_instr.debugger.tensors import Array, Slice
 
 NOTE = "instr.change"
-_HEADER = 1 << 16
-"""bytes of the header of an array in a file, at most"""
+_HEADER = 1 << 16  # bytes of the header of an array in a file, at most
 
 Note = Callable[[str, Any], None]
 """writes a note into the log: `Recording.note`"""
@@ -80,32 +81,38 @@ def replace(values: Array | Path, origin: str) -> Edit:
     return Edit(f"replace by {origin}", replaced)
 
 
-def load_values(path: str | Path, name: str | None = None, most: int | None = None) -> Array:
-    """The array in an .npy file, or the one called `name` in an .npz or .safetensors file; the name
-    may be left out if there is only one.
-
-    Raises `UsageError` if the file cannot be read or has no such array, and if a compressed array
-    would unpack to more than 8 bytes for each of `most` values.
-    """
-    path = Path(path)
+def load_values(path: Path, most: int | None = None) -> Array:
+    """The array in an .npy file, or the only one in an .npz or .safetensors file. Raises
+    `UsageError` if the file cannot be read or has several arrays, and if a compressed array would
+    unpack to more than 8 bytes for each of `most` values."""
     try:
         if path.suffix == ".npy":
             return np.asarray(np.load(path, "r", allow_pickle=False))
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as arrays:
-                found = _one(path, list(arrays), name)
+                found = _one(path, list(arrays))
                 unpacked = arrays.zip.getinfo(f"{found}.npy").file_size
                 if most is not None and unpacked > 8 * most + _HEADER:
                     raise UsageError(f"{path} has {unpacked:,} bytes, for {most:,} values")
                 return np.asarray(arrays[found])
         if path.suffix == ".safetensors":
-            with open_safetensors(path) as file:
-                return np.asarray(file.get_tensor(_one(path, list(file.keys()), name)))
+            need("tensors")
+            from safetensors import safe_open
+
+            with safe_open(path, framework="numpy") as file:
+                return np.asarray(file.get_tensor(_one(path, list(file.keys()))))
     except UsageError:
         raise
     except Exception as error:  # zipfile's, numpy's and safetensors' own, about a damaged file
         raise UsageError(f"{path} cannot be read: {reason(error)}") from None
     raise UsageError(f"{path}: values come from a file .npy, .npz or .safetensors")
+
+
+def _one(path: Path, names: list[str]) -> str:
+    if len(names) != 1:
+        some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+        raise UsageError(f"{path} has {len(names)} arrays; name one; it has {some}")
+    return names[0]
 
 
 def change(
@@ -127,22 +134,22 @@ def change(
     if address is None:
         address = stop.address(name)
     name = stop.node.name if name is None else name
-    if is_weight(tensor_at(address)):
+    if tensors.is_weight(tensors.tensor_at(address)):
         raise UsageError(f"{name} is a weight: its memory is the model file's and cannot change")
-    values = read(address)
+    values = tensors.read(address)
     if values.dtype.kind != "f":
         raise UsageError(f"{name} holds numbers of rows; ggml ends the process if one is wrong")
     n_given = part.count(",") + 1 if isinstance(part, str) else len(part)
     # a single token has no dimension of its own; it may be given nevertheless
     whole = values.reshape((1,) * min(4 - values.ndim, n_given - values.ndim) + values.shape)
-    where = parse_slice(part, whole.shape) if isinstance(part, str) else part
+    where = tensors.parse_slice(part, whole.shape) if isinstance(part, str) else part
     old = whole[where]
     try:
         with np.errstate(all="ignore"):  # too large a number becomes infinity
             whole[where] = np.broadcast_to(np.asarray(edit.new(old)), old.shape)
     except ValueError:
         raise UsageError(f"{edit.what}: the values do not fit the shape {old.shape}") from None
-    write(address, whole.reshape(values.shape))
+    tensors.write(address, whole.reshape(values.shape))
     note(
         NOTE,
         {
@@ -152,14 +159,22 @@ def change(
     )  # fmt: skip
 
 
+def _text(where: Slice) -> str:
+    def one(item: int | slice) -> str:
+        if isinstance(item, int):
+            return str(item)
+        return ":".join("" if n is None else str(n) for n in (item.start, item.stop))
+
+    return f"[{', '.join(map(one, where))}]" if where else "all"
+
+
 class Repeated:
-    """Makes a change in every compute, at each of the nodes that `choose` finds in a graph; a
-    follower of a `Debugger`. `edit` may depend on the stop, and be None for none."""
+    """Makes a change in every compute, at each of the nodes that `choose` finds in a graph."""
 
     def __init__(
         self,
         choose: Callable[[LiveGraph], Collection[Node]],
-        edit: Edit | Callable[[Stop], Edit | None],
+        edit: Edit,
         note: Note,
         part: str | Slice = (),
     ) -> None:
@@ -174,34 +189,80 @@ class Repeated:
         return self._nodes
 
     def passed(self, stop: Stop) -> None:
-        edit = self._edit if isinstance(self._edit, Edit) else self._edit(stop)
-        if edit is not None:
-            change(stop, edit, self._note, part=self._part)
+        change(stop, self._edit, self._note, part=self._part)
 
 
-def open_safetensors(path: Path) -> Any:
-    """A .safetensors file, opened for numpy. Raises `UsageError` without the library."""
-    need("tensors")
-    from safetensors import safe_open
+def ablate_block(layer: int, part: Part, note: Note) -> Repeated:
+    """What the attention or the feed-forward block of a layer adds to the stream becomes zero. It
+    raises `UsageError` when a graph is computed that has no such layer or block."""
 
-    return safe_open(path, framework="numpy")
+    def choose(graph: LiveGraph) -> Sequence[Node]:
+        outputs = block_outputs(graph, find_residual(graph), layer)
+        if part not in outputs:
+            raise UsageError(
+                f"layer {layer} has no {part} block; it has {', '.join(outputs) or 'none'}"
+            )
+        return outputs[part]
 
-
-def _one(path: Path, names: list[str], name: str | None) -> str:
-    if name is None and len(names) == 1:
-        return names[0]
-    if name not in names:
-        some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-        asked = f"no array {name!r}" if name is not None else f"{len(names)} arrays; name one"
-        raise UsageError(f"{path} has {asked}; it has {some}")
-    return str(name)
+    return Repeated(choose, zero(), note)
 
 
-def _text(where: Slice) -> str:
-    def one(item: int | slice) -> str:
-        if isinstance(item, int):
-            return str(item)
-        first, end = ("" if n is None else str(n) for n in (item.start, item.stop))
-        return f"{first}:{end}"
+def ablate_head(layer: int, head: int, note: Note) -> Repeated:
+    """What a head of a layer's attention gives to the output projection becomes zero. It raises
+    `UsageError` when a graph is computed that has no such layer or head."""
+    axis = 2  # of ggml's dimensions, the heads
+    shape: tuple[int, ...] = ()
 
-    return f"[{', '.join(map(one, where))}]" if where else "all"
+    def choose(graph: LiveGraph) -> Sequence[Node]:
+        nonlocal axis, shape
+        node = attention_node(graph, layer)
+        axis = 1
+        if node.op == "SOFT_MAX":
+            axis = 2
+            node = next(
+                found for found in graph.nodes[node.index + 1 :]
+                if found.op == "MUL_MAT" and node.index in [source.node for source in found.sources]
+            )  # fmt: skip
+        shape, heads = tuple(node.ne[::-1]), node.ne[axis]
+        if not 0 <= head < heads:
+            raise UsageError(f"layer {layer} has no head {head}; its heads are 0 to {heads - 1}")
+        return [node]
+
+    def without(values: Array) -> Array:
+        new = values.reshape(shape).copy()
+        np.moveaxis(new, 3 - axis, 0)[head] = 0
+        return np.asarray(new.reshape(values.shape))
+
+    return Repeated(choose, Edit(f"zero head {head}", without), note)
+
+
+class AblatedLayer:
+    """A layer's output becomes its input: the stream goes past it."""
+
+    def __init__(self, layer: int, note: Note) -> None:
+        self._layer, self._note = layer, note
+        self._graph: LiveGraph | None = None
+        self._nodes: tuple[int, int] = (-1, -1)
+        self._before: Array | None = None
+
+    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
+        """The stream before and after the layer. Raises `UsageError` if there is no such layer."""
+        if graph is not self._graph:
+            residual = find_residual(graph)
+            block_outputs(graph, residual, self._layer)
+            self._rows = rows_of_nodes(graph)
+            begin, end = residual.before(self._layer), residual.after[self._layer]
+            self._nodes, self._graph = (begin.index, end.index), graph
+        return self._nodes
+
+    def passed(self, stop: Stop) -> None:
+        node = stop.node
+        rows = self._rows[node.index]
+        if rows is None:
+            raise UsageError(f"{node.name}: its rows are not tokens")
+        if node.index == self._nodes[0]:
+            self._before = by_token(stop, rows)
+            return
+        assert self._before is not None
+        values = self._before[token_numbers(rows, stop.ubatch)].reshape(node.shape)
+        change(stop, replace(values, f"the input of layer {self._layer}"), self._note)

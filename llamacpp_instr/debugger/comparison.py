@@ -1,11 +1,8 @@
-"""The unchanged continuation beside the changed one: tokens, logits and their divergence.
-
-Invariant: pure functions of two runs' tokens and logits, which begin with the same prompt.
-"""
+"""The unchanged continuation beside the changed one: tokens, logits and their divergence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -13,7 +10,28 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
+from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import Array
+
+
+class CollectedLogits:
+    """Keeps the last row of what each compute gives, from which a token is sampled; a witness of a
+    `Debugger`."""
+
+    def __init__(self) -> None:
+        self.rows: list[npt.NDArray[np.float32]] = []
+        """(vocabulary,) each"""
+
+    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
+        """The last op."""
+        return [max((node.index for node in graph.nodes if node.runs), default=-1)]
+
+    def passed(self, stop: Stop) -> None:
+        """Computes of a prompt's first parts give no logits."""
+        values = stop.values()
+        if values.size:
+            self.rows.append(np.atleast_2d(values)[-1].copy())
 
 
 @dataclass(frozen=True)

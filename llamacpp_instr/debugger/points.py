@@ -6,34 +6,19 @@ filters, and at the end `if` with a condition: `ffn_out-* layer=3-5 if absmax > 
 
 from __future__ import annotations
 
-import math
+import functools
 import operator
 import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.debugger.graph import LiveGraph, Node
-from llamacpp_instr.debugger.tensors import Array
+from llamacpp_instr.debugger.tensors import COUNTS, FIGURES, Array, finite_of
 from llamacpp_instr.log.graph.ops import BLOCKS
 
-FIGURES: dict[str, Callable[[Array], float]] = {
-    "absmax": lambda finite: float(np.abs(finite).max(initial=0)),
-    "min": lambda finite: float(finite.min(initial=math.inf)),
-    "max": lambda finite: float(finite.max(initial=-math.inf)),
-    "mean": lambda finite: float(finite.mean()) if finite.size else math.nan,
-    "std": lambda finite: float(finite.std()) if finite.size else math.nan,
-}
-"""of the finite values, in float64"""
-COUNTS: dict[str, Callable[[Array], float]] = {
-    "nan": lambda values: float(np.isnan(values).sum()),
-    "inf": lambda values: float(np.isinf(values).sum()),
-    "zero": lambda values: float((values == 0).sum()),
-}
 _COMPARE = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
     "==": operator.eq, "!=": operator.ne,
@@ -61,15 +46,11 @@ class Condition:
 
     def holds(self, values: Array) -> bool:
         """Whether the values of a tensor satisfy it."""
-        numbers = values.astype(np.float64)
-        finite = numbers[np.isfinite(numbers)]
-        known: dict[str, float] = {}
+        numbers, finite = finite_of(values)
 
+        @functools.cache
         def figure(name: str) -> float:
-            if name not in known:
-                of_all = name in COUNTS
-                known[name] = COUNTS[name](numbers) if of_all else FIGURES[name](finite)
-            return known[name]
+            return COUNTS[name](numbers) if name in COUNTS else FIGURES[name](finite)
 
         return any(
             all(bool(_COMPARE[sign](figure(name), limit)) for name, sign, limit in terms)
@@ -108,8 +89,9 @@ class Breakpoint:
     condition: Condition | None = None
     from_hit: int = 1
     """the first hit that stops"""
+    sources: tuple[str, ...] = ()
+    """names of what the node reads, if others have its name and op"""
     hits: int = 0
-    enabled: bool = True
     number: int = 0
     once: bool = False
     """removed when it has stopped"""
@@ -151,10 +133,8 @@ class Breakpoint:
     def applies(self, step: int, positions: frozenset[int]) -> bool:
         """Whether a compute of this step and of tokens at these positions can stop here."""
         of_step, of_token = self.ranges.get("step"), self.ranges.get("token")
-        return (
-            self.enabled
-            and (of_step is None or step in of_step)
-            and (of_token is None or any(position in of_token for position in positions))
+        return (of_step is None or step in of_step) and (
+            of_token is None or any(position in of_token for position in positions)
         )
 
     def matches(self, node: Node) -> bool:
@@ -166,6 +146,7 @@ class Breakpoint:
             and (self.block is None or node.block == self.block)
             and (layers is None or node.layer in layers)
             and name_matches(node.name, self.pattern)
+            and (not self.sources or self.sources == node.reads)
         )
 
     def reached(self, values: Callable[[], Array]) -> bool:

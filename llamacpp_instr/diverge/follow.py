@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.tensors import tensor_at
 from llamacpp_instr.lab.quality.divergence import kl_divergences
 from llamacpp_instr.log.graph.ops import Block
 

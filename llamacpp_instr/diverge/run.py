@@ -15,7 +15,7 @@ import numpy as np
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import OnProgress, counted, first_names
-from llamacpp_instr.debugger.api import debug
+from llamacpp_instr.debugger.stop import debug
 from llamacpp_instr.diverge.follow import Array, Comparison, TensorError
 from llamacpp_instr.diverge.shares import Shares, measure_shares, mixtures
 from llamacpp_instr.lab.quality.logits import (

@@ -18,7 +18,7 @@ import numpy as np
 
 from llamacpp_instr.base.system import place
 from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.debugger.ggml import Tensor, tensor_at
+from llamacpp_instr.debugger.tensors import Tensor, tensor_at
 from llamacpp_instr.diverge.follow import SharedWeight
 from llamacpp_instr.lab.quality.divergence import kl_divergences
 from llamacpp_instr.lab.quality.logits import logits_of

@@ -22,17 +22,11 @@ import numpy as np
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need, temporary_directory
 from llamacpp_instr.base.terminal import notice, print_line, printable_text
-from llamacpp_instr.debugger.api import begin_debugged
-from llamacpp_instr.debugger.collected import CollectedLogits
-from llamacpp_instr.debugger.comparison import Comparison, Continuation, compare
-from llamacpp_instr.debugger.control import Debugger
-from llamacpp_instr.debugger.dap.adapter import Adapter
-from llamacpp_instr.debugger.dap.requests import Program, parse
+from llamacpp_instr.debugger.commands import Terminal, comparison_table
+from llamacpp_instr.debugger.comparison import CollectedLogits, Comparison, Continuation, compare
+from llamacpp_instr.debugger.dap.adapter import Adapter, Program, parse
 from llamacpp_instr.debugger.dap.transports import ends_by_signals, serve_stdio, serve_tcp
-from llamacpp_instr.debugger.program import check_program, run_program
-from llamacpp_instr.debugger.show import comparison_table
-from llamacpp_instr.debugger.stop import Go
-from llamacpp_instr.debugger.terminal import Terminal
+from llamacpp_instr.debugger.stop import Debugger, Go, begin_debugged, check_program, run_program
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.llama.generate import Sampling
 from llamacpp_instr.llama.log import Interrupt
@@ -43,8 +37,7 @@ from llamacpp_instr.recording.session import check_log_path
 from llamacpp_instr.run.session import RunOptions, default_log, run
 
 if TYPE_CHECKING:
-    from llamacpp_instr.debugger.page.server import DebugServer
-    from llamacpp_instr.debugger.page.shared_run import SharedRun
+    from llamacpp_instr.debugger.page.server import DebugServer, SharedRun
 
 Json = dict[str, Any]
 DEBUG_LOG = Path("debug.log")
@@ -358,9 +351,7 @@ def _serving(
 ) -> tuple[SharedRun, DebugServer]:
     """With a `model`, the page has a tab of its weights."""
     need("live")
-    from llamacpp_instr.debugger.page.looks import Looks
-    from llamacpp_instr.debugger.page.server import DebugServer
-    from llamacpp_instr.debugger.page.shared_run import SharedRun
+    from llamacpp_instr.debugger.page.server import DebugServer, Looks, SharedRun
     from llamacpp_instr.debugger.points import Breakpoint
     from llamacpp_instr.lab.view.tensors import Tensors
     from llamacpp_instr.lab.weights.measure import WeightReader

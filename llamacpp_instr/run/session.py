@@ -18,8 +18,7 @@ from typing import BinaryIO
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.output import check_not_input
 from llamacpp_instr.base.terminal import abandon_standard_output, notice, write_text
-from llamacpp_instr.debugger.control import Debugger
-from llamacpp_instr.debugger.stop import Go
+from llamacpp_instr.debugger.stop import Debugger, Go
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_words
 from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedModel, ModelContext

@@ -9,7 +9,7 @@ import pytest
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.attention import AttentionWeights, attention, flash_attention
-from llamacpp_instr.debugger.patching import Captured, Patch
+from llamacpp_instr.debugger.capture import Captured, Patch
 from llamacpp_instr.debugger.stop import Stop
 from tests.kit.debugger_kit import opened, run
 from tests.kit.native_kit import DEMO, random_models

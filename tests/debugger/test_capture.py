@@ -15,8 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.patching import matching
-from llamacpp_instr.debugger.shards import Capture
+from llamacpp_instr.debugger.capture import Capture, matching
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.schema import TensorStats
 from tests.conftest import Instr, start_run
@@ -133,8 +132,8 @@ def test_nodes_that_only_the_decoder_has_are_captured(models: Path, tmp_path: Pa
 LONG = """
 import resource, sys
 from pathlib import Path
-from llamacpp_instr.debugger.api import debug
-from llamacpp_instr.debugger.shards import Capture
+from llamacpp_instr.debugger.stop import debug
+from llamacpp_instr.debugger.capture import Capture
 from llamacpp_instr.llama.engine import ModelContext, ContextOptions
 from tests.kit.commands_kit import blocks_of
 from tests.kit.debugger_kit import opened

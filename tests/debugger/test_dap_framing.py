@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamacpp_instr.debugger.dap.framing import (
-    MAX_BODY,
-    MAX_HEADER,
-    ProtocolError,
-    read_message,
-    write_message,
-)
+from llamacpp_instr.debugger.dap.adapter import ProtocolError
+from llamacpp_instr.debugger.dap.transports import MAX_BODY, MAX_HEADER, read_message, write_message
 
 TEXT = st.text(max_size=8)
 VALUES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXT | st.lists(TEXT)

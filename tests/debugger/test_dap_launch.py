@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.control import Debugger
-from llamacpp_instr.debugger.stop import Go
+from llamacpp_instr.debugger.stop import Debugger, Go
 from llamacpp_instr.run.debugging import Launched, in_keys, launch
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import pytest
 
-from llamacpp_instr.debugger.dap.framing import read_message, write_message
+from llamacpp_instr.debugger.dap.transports import read_message, write_message
 from llamacpp_instr.recording.session import shortcoming
 from tests.conftest import Instr
 from tests.kit import dap_kit

@@ -81,8 +81,8 @@ import json, sys
 import numpy as np
 import llama_cpp, llamacpp_instr
 from llamacpp_instr.debugger.attention import attention
-from llamacpp_instr.debugger.figures import figures_of
-from llamacpp_instr.debugger.lens import Lens, most_probable
+from llamacpp_instr.debugger.tensors import figures_of
+from llamacpp_instr.debugger.residual import Lens, most_probable
 
 model, prompt, log = sys.argv[1:]
 found = {}
@@ -100,7 +100,7 @@ with llamacpp_instr.debug(log) as d:
             found["attention"] = attention(stop).weights.tolist()
             continue
         found[name] = values.tolist()
-        found[name + " figures"] = vars(figures_of(values))
+        found[name + " figures"] = figures_of(values)
         found[name + " lens"] = [[g.layer, g.top(5)] for g in lens.look(stop)]
         if name == "result_output":
             found["next"] = most_probable(np.atleast_2d(values)[-1], 10)

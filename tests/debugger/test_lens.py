@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.ablation import AblatedLayer
-from llamacpp_instr.debugger.lens import Guess, Lens
+from llamacpp_instr.debugger.changes import AblatedLayer
+from llamacpp_instr.debugger.residual import Guess, Lens
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.log.check import check_log
 from tests.kit.debugger_kit import opened, run

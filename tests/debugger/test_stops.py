@@ -12,9 +12,8 @@ import pytest
 
 import llamacpp_instr
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.api import Debugging
-from llamacpp_instr.debugger.listing import make_listing
-from llamacpp_instr.debugger.stop import Go, Stop
+from llamacpp_instr.debugger.graph import make_listing
+from llamacpp_instr.debugger.stop import Debugging, Go, Stop
 from tests.conftest import Instr, read_events
 from tests.kit.native_kit import open_llama
 
@@ -246,11 +245,11 @@ def test_the_listing_has_a_line_for_every_op_that_runs(llama: Any, debugging: De
     for stop in stops_at("l_out-0 step=0", llama, debugging):
         listing = make_listing(stop.graph)
         running = [node.index for node in stop.graph.nodes if node.runs]
-        assert sorted(listing.nodes.values()) == running
-        for line, index in listing.nodes.items():
-            assert f"{stop.graph.nodes[index].name}: " in listing.lines[line - 1]
+        assert sorted(node.index for node in listing.nodes.values()) == running
+        for line, node in listing.nodes.items():
+            assert f"{node.name}: " in listing.lines[line - 1]
         for i in range(running[-1]):
-            assert listing.nodes[listing.line_of[i]] >= i
+            assert listing.nodes[listing.line_of[i]].index >= i
 
 
 def test_an_application_with_its_own_eval_callback_is_left_alone(

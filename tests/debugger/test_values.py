@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.tensors import tensor_at
 from llamacpp_instr.model.types import TYPES
 from tests.kit.debugger_kit import opened, prompt_of, run
 from tests.kit.native_kit import DEMO, random_models, unpatched_library

@@ -16,10 +16,8 @@ from onnx import ModelProto, numpy_helper
 
 from llamacpp_instr.converters.exports.onnx.builder import CUSTOM
 from llamacpp_instr.converters.exports.onnx.export import Exported, export_graph
-from llamacpp_instr.debugger.api import debug
-from llamacpp_instr.debugger.ggml import tensor_at
-from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.tensors import is_weight, read
+from llamacpp_instr.debugger.stop import Stop, debug
+from llamacpp_instr.debugger.tensors import is_weight, read, tensor_at
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.llama.engine import ContextOptions, ModelContext
 from llamacpp_instr.llama.native import declare

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import zstandard
 
-from llamacpp_instr.debugger.dap.framing import write_message
+from llamacpp_instr.debugger.dap.transports import write_message
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.types import TYPES
 from tests.kit.gguf_files import save

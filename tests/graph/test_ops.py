@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.debugger.ggml import ggml, tensor_at
+from llamacpp_instr.debugger.tensors import ggml, tensor_at
 from llamacpp_instr.llama.native import POINTER, declare
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.graph.ops import (

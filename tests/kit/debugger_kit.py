@@ -12,10 +12,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from llamacpp_instr.debugger.api import Debugging, debug
-from llamacpp_instr.debugger.control import Follower
 from llamacpp_instr.debugger.graph import LiveGraph
-from llamacpp_instr.debugger.stop import Go, Stop
+from llamacpp_instr.debugger.stop import Debugging, Follower, Go, Stop, debug
 from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import captured
 

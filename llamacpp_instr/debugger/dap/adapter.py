@@ -1,96 +1,154 @@
-"""Answers the requests of one client, and tells it what happens: the protocol without its bytes.
-
-`handle` is called with one message after the other, by one thread. The model runs in a thread of
-its own; at a stop it waits for the request that lets it go on. `send` gets every message for the
-client, from both threads, one at a time.
-"""
+"""Answers the requests of one client, and tells it what happens: the protocol without its bytes."""
 
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar, get_type_hints
 
 import msgspec
-from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.terminal import printable, printable_text, shortened
 from llamacpp_instr.debugger.commands import Commands
-from llamacpp_instr.debugger.control import Debugger
-from llamacpp_instr.debugger.dap import requests
-from llamacpp_instr.debugger.dap.breakpoints import (
-    FILTERS,
-    Breakpoints,
-    Placed,
-    SetBreakpoints,
-    SetExceptionBreakpoints,
-    SetFunctionBreakpoints,
-    Wanted,
-)
-from llamacpp_instr.debugger.dap.framing import ProtocolError
-from llamacpp_instr.debugger.dap.sources import (
-    MIME_TYPE,
-    Frame,
-    SourceArgument,
-    Sources,
-    frames_of,
-)
-from llamacpp_instr.debugger.dap.variables import (
-    SetVariableArguments,
-    TensorArguments,
-    Variables,
-    VariablesArguments,
-    picture,
-)
+from llamacpp_instr.debugger.dap import sources, variables
 from llamacpp_instr.debugger.graph import LiveGraph
-from llamacpp_instr.debugger.stop import STEPS, Go, Stop
+from llamacpp_instr.debugger.stop import STEPS, Debugger, Go, Stop
 
 Json = dict[str, Any]
+T = TypeVar("T")
 THREAD = 1
+MIME_TYPE = "text/x-python"  # what an editor colours a listing as: comments and names look alike
+LONGER = {
+    "stepIn": {"instruction": Go.OP, "line": Go.OP, "statement": Go.OP},
+    "next": {"instruction": Go.OP, "line": Go.BLOCK, "statement": Go.BLOCK},
+    "stepOut": {"instruction": Go.BLOCK, "line": Go.LAYER, "statement": Go.LAYER},
+}
+"""where a step ends, by request and by the protocol's granularity"""
+BY_USER = ("launch", "continue", "pause", *LONGER)
+"""requests that a user makes, so a message may pop up; an editor sends others by itself, as at each
+hover, or shows the error in place"""
+_SUPPORTED = (
+    "ConfigurationDoneRequest", "FunctionBreakpoints", "ConditionalBreakpoints",
+    "HitConditionalBreakpoints", "EvaluateForHovers", "SetVariable", "SteppingGranularity",
+    "LoadedSourcesRequest", "TerminateRequest",
+)  # fmt: skip
+
+
+class ProtocolError(UsageError):
+    """What was received is not a message; the connection cannot go on."""
+
+
+def parse(request: str, arguments: Any, of_type: type[T]) -> T:
+    """`arguments` as `of_type`. Raises `UsageError`, in one line, for a missing key or a wrong
+    type."""
+    try:
+        return msgspec.convert(arguments if arguments is not None else {}, of_type)
+    except (msgspec.ValidationError, RecursionError, OverflowError) as error:
+        what, _, where = str(error).partition(" - at `$.")
+        place = f"{where.rstrip('`')}: " if where else ""
+        raise UsageError(f"{request}: {place}{re.sub(r'`', '', what)}") from None
+
+
+class Request(msgspec.Struct):
+    seq: int
+    type: Literal["request", "response"]
+    command: str = ""
+    arguments: Any = None
+
+
+class InitializeArguments(msgspec.Struct, rename="camel"):
+    lines_start_at_1: bool = msgspec.field(default=True, name="linesStartAt1")
+    supports_variable_paging: bool = False
+    supports_variable_type: bool = False
+    supports_invalidated_event: bool = False
+
+
+class StackTraceArguments(msgspec.Struct, rename="camel"):
+    start_frame: int = 0
+    levels: int = 0
+
+
+class ScopesArguments(msgspec.Struct, rename="camel"):
+    frame_id: int
+
+
+class SourceArguments(msgspec.Struct, rename="camel"):
+    source_reference: int
+    source: sources.SourceArgument | None = None
+
+
+class StepArguments(msgspec.Struct):
+    granularity: str = "statement"
+
+
+class EvaluateArguments(msgspec.Struct):
+    expression: str
+    context: str | None = None
+
+
+class Program(Protocol):
+    """A run that `launch` has checked."""
+
+    stop_on_entry: bool
+    """whether its first op is a stop"""
+
+    def run(self) -> None:
+        """Run it to its end, with the debugger. Raises `InstrError` if that failed, and
+        `KeyboardInterrupt` after `interrupt`."""
+
+    def interrupt(self) -> None:
+        """End it soon; called by another thread."""
+
+
+Launch = Callable[[Json, Debugger, Callable[[str], None], Callable[[str], None]], Program]
+"""makes the run of a launch configuration; the functions get its text, and lines about it"""
 
 
 class Adapter:
-    """A debug adapter for one client and one run of a model, which `launch` makes."""
+    """A debug adapter for one client and one run of a model, which `launch` makes.
+
+    `handle` is called with one message after the other, by one thread. The model runs in a thread
+    of its own; at a stop it waits for the request that lets it go on. `send` gets every message for
+    the client, from both threads, one at a time.
+    """
 
     def __init__(
-        self,
-        send: Callable[[Json], None],
-        launch: requests.Launch,
-        words: Callable[[str], str] = str,
+        self, send: Callable[[Json], None], launch: Launch, words: Callable[[str], str] = str
     ) -> None:
         """`words` names in a message about the run what its client can change."""
         self._send_message, self._make, self._words = send, launch, words
         self._lock = threading.RLock()
         self._seq = 0
         self._then: list[Callable[[], None]] = []
-        self._client = requests.InitializeArguments()
+        self._client = InitializeArguments()
         self.debugger = Debugger(self.reached)
         self.debugger.on_graph = self._graph_is_known
         self.debugger.on_step = self._compute_begins
-        self._sources = Sources()
-        self._breakpoints = Breakpoints(self.debugger, self._sources, self._breakpoint_changed)
+        self._sources = sources.Sources()
+        self._breakpoints = sources.Breakpoints(self.debugger, self._sources, self._changed)
         self.commands = Commands(self.debugger)
         self.commands.also = "Other lines are names of tensors."
-        self.more: dict[str, Callable[[Stop, Any], Json]] = {}
+        self.more: dict[str, Callable[..., Json]] = {}
         """requests beside ours that are answered at a stop, from their arguments"""
-        self._variables = Variables(self.commands.apply, self.commands.text)
-        self._program: requests.Program | None = None
+        self._variables = variables.Variables(self.commands.apply, self.commands.text)
+        self._program: Program | None = None
         self._configured = False
         self._thread: threading.Thread | None = None
         self._go: queue.SimpleQueue[Go] = queue.SimpleQueue()
         self._stop: Stop | None = None
-        self._frames: list[Frame] = []
         self._asked: Literal["", "entry", "pause"] = ""
         self._quitting = self._ended = False
         self.is_over = False
         """whether the client has disconnected"""
 
-    def handle(self, message: Json) -> None:
-        """Answer a message. Raises `ProtocolError` if it is none; other errors are answers."""
+    def handle(self, message: Json, reply: Callable[[Json], None] | None = None) -> None:
+        """Answer a message with `reply`, by default `send`. Raises `ProtocolError` if it is none;
+        other errors are answers."""
         try:
-            request = msgspec.convert(message, requests.Request)
+            request = msgspec.convert(message, Request)
         except msgspec.ValidationError as error:
             raise ProtocolError(f"a message is not a request: {error}") from None
         if request.type == "response":
@@ -106,10 +164,10 @@ class Adapter:
                 text = self._line(error)
                 answer |= {"success": False, "message": text}
                 details = {"id": 1, "format": "{text}", "variables": {"text": text}}
-                body = {"error": details | {"showUser": request.command in requests.BY_USER}}
+                body = {"error": details | {"showUser": request.command in BY_USER}}
             if body is not None:
                 answer["body"] = body
-            self._send(answer)
+            self._send(answer, reply or self._send_message)
             then, self._then = self._then, []
         for action in then:
             action()
@@ -128,8 +186,7 @@ class Adapter:
         with self._lock:
             if self._quitting:
                 return Go.QUIT
-            text = self._sources.of(stop.graph)
-            self._stop, self._frames = stop, frames_of(stop, text)
+            self._stop = stop
             self._variables.stopped(stop)
             reason, why, ids = self._breakpoints.reason(stop)
             if not stop.hit and self._asked:
@@ -151,10 +208,10 @@ class Adapter:
             known = len(self._sources)
             text = self._sources.of(graph)
             if len(self._sources) > known:
-                self._event("loadedSource", reason="new", source=text.to_json())
+                self._event("loadedSource", reason="new", source=sources.source_json(text))
             self._breakpoints.graph_is_known(graph)
 
-    def _run(self, program: requests.Program) -> None:
+    def _run(self, program: Program) -> None:
         status = 0
         try:
             program.run()
@@ -169,13 +226,13 @@ class Adapter:
 
     # --- what is sent ---
 
-    def _send(self, message: Json) -> None:
+    def _send(self, message: Json, send: Callable[[Json], None]) -> None:
         with self._lock:
             self._seq += 1
-            self._send_message({"seq": self._seq, **message})
+            send({"seq": self._seq, **message})
 
     def _event(self, name: str, **body: Any) -> None:
-        self._send({"type": "event", "event": name, "body": body})
+        self._send({"type": "event", "event": name, "body": body}, self._send_message)
 
     def _line(self, error: BaseException) -> str:
         return printable(shortened(self._words(str(error))))
@@ -183,68 +240,53 @@ class Adapter:
     def _output(self, category: str, text: str) -> None:
         self._event("output", category=category, output=printable_text(text))
 
-    def _breakpoint_changed(self, placed: Placed) -> None:
-        self._event("breakpoint", reason="changed", breakpoint=placed.to_json(self._first_line))
-
-    @property
-    def _first_line(self) -> int:
-        return int(self._client.lines_start_at_1)
+    def _changed(self, breakpoint: Json) -> None:
+        self._event("breakpoint", reason="changed", breakpoint=breakpoint)
 
     # --- requests ---
 
-    def _answer(self, request: requests.Request) -> Json | None:
-        answers = {
-            "initialize": self._initialize, "launch": self._launch, "terminate": self._terminate,
-            "configurationDone": self._configuration_done, "disconnect": lambda _: None,
-            "setBreakpoints": self._set_breakpoints, "threads": self._threads,
-            "setFunctionBreakpoints": self._set_functions, "pause": self._pause,
-            "setExceptionBreakpoints": self._set_exceptions, "evaluate": self._evaluate,
-            "stackTrace": self._stack_trace, "scopes": self._scopes, "variables": self._children,
-            "setVariable": self._set_variable, "source": self._source,
-            "loadedSources": self._loaded_sources, "continue": self._continue,
-            "instr/tensor": self._picture,
-        }  # fmt: skip
-        if request.command in requests.LONGER:
-            return self._step(request)
-        if request.command in self.more:
-            return self.more[request.command](self._stopped(), request.arguments)
-        answer = answers.get(request.command)
-        if answer is None:
-            raise UsageError(f"no request is called {request.command[:60]!r}")
-        return answer(request.arguments)
+    # Each is answered by the method of its name; the type of `wanted` is that of its arguments.
 
-    def _initialize(self, arguments: Any) -> Json:
-        self._client = requests.parse("initialize", arguments, requests.InitializeArguments)
-        self._variables.paged = self._client.supports_variable_paging
+    def _answer(self, request: Request) -> Json | None:
+        name = request.command
+        given: list[Any] = []
+        answer: Any = getattr(self, f"do_{name.replace('/', '_')}", None)
+        if name in LONGER:
+            answer, given = self._step, [name]
+        elif name in self.more:
+            answer, given = self.more[name], [self._stopped()]
+        if answer is None:
+            raise UsageError(f"no request is called {name[:60]!r}")
+        if of_type := get_type_hints(answer).get("wanted"):
+            given.append(parse(name, request.arguments, of_type))
+        body: Json | None = answer(*given)
+        return body
+
+    def do_initialize(self, wanted: InitializeArguments) -> Json:
+        self._client = wanted
+        self._variables.paged = wanted.supports_variable_paging
+        self._breakpoints.first_line = int(wanted.lines_start_at_1)
         self._then.append(lambda: self._event("initialized"))
         return {
-            "supportsConfigurationDoneRequest": True,
-            "supportsFunctionBreakpoints": True,
-            "supportsConditionalBreakpoints": True,
-            "supportsHitConditionalBreakpoints": True,
-            "supportsEvaluateForHovers": True,
-            "supportsSetVariable": True,
-            "supportsSteppingGranularity": True,
-            "supportsLoadedSourcesRequest": True,
-            "supportsTerminateRequest": True,
+            **{f"supports{name}": True for name in _SUPPORTED},
             "exceptionBreakpointFilters": [
                 {"filter": name, "label": label, "description": words, "default": False}
-                for name, (label, _, words) in FILTERS.items()
+                for name, (label, _, words) in sources.FILTERS.items()
             ],
         }
 
-    def _launch(self, arguments: Any) -> None:
+    def do_launch(self, wanted: Json) -> None:
         if self._program is not None:
             raise UsageError("launch: a model runs already")
         self._program = self._make(
-            requests.parse("launch", arguments, dict[str, Any]),
+            wanted,
             self.debugger,
             lambda text: self._output("stdout", text),
             lambda line: self._output("console", f"{self._words(line)}\n"),
         )
         self._begin()
 
-    def _configuration_done(self, _arguments: Any) -> None:
+    def do_configurationDone(self) -> None:
         self._configured = True
         self._begin()
 
@@ -257,7 +299,10 @@ class Adapter:
         self._then.append(lambda: self._event("thread", reason="started", threadId=THREAD))
         self._then.append(self._thread.start)
 
-    def _terminate(self, _arguments: Any) -> None:
+    def do_disconnect(self) -> None:
+        """`handle` has ended the run."""
+
+    def do_terminate(self) -> None:
         self._then.append(self._quit)
 
     def _quit(self) -> None:
@@ -268,36 +313,28 @@ class Adapter:
             elif self._program is not None:
                 self._program.interrupt()
 
-    def _threads(self, _arguments: Any) -> Json:
+    def do_threads(self) -> Json:
         return {"threads": [{"id": THREAD, "name": "decode"}]}
 
-    def _set_breakpoints(self, arguments: Any) -> Json:
-        wanted = requests.parse("setBreakpoints", arguments, SetBreakpoints)
-        lines = wanted.breakpoints or [Wanted(line=line) for line in wanted.lines]
-        moved = [replace(one, line=one.line + 1 - self._first_line) for one in lines]
-        return self._placed(self._breakpoints.set_lines(wanted.source, moved))
+    def do_setBreakpoints(self, wanted: sources.SetBreakpoints) -> Json:
+        lines = wanted.breakpoints or [sources.Wanted(line=line) for line in wanted.lines]
+        return {"breakpoints": self._breakpoints.set_lines(wanted.source, lines)}
 
-    def _set_functions(self, arguments: Any) -> Json:
-        wanted = requests.parse("setFunctionBreakpoints", arguments, SetFunctionBreakpoints)
-        return self._placed(self._breakpoints.set_functions(wanted.breakpoints))
+    def do_setFunctionBreakpoints(self, wanted: sources.SetFunctionBreakpoints) -> Json:
+        return {"breakpoints": self._breakpoints.set_functions(wanted.breakpoints)}
 
-    def _set_exceptions(self, arguments: Any) -> Json:
-        wanted = requests.parse("setExceptionBreakpoints", arguments, SetExceptionBreakpoints)
-        return self._placed(self._breakpoints.set_exceptions(wanted.filters))
+    def do_setExceptionBreakpoints(self, wanted: sources.SetExceptionBreakpoints) -> Json:
+        return {"breakpoints": self._breakpoints.set_exceptions(wanted.filters)}
 
-    def _placed(self, placed: list[Placed]) -> Json:
-        return {"breakpoints": [one.to_json(self._first_line) for one in placed]}
+    def do_loadedSources(self) -> Json:
+        return {"sources": list(map(sources.source_json, self._sources))}
 
-    def _loaded_sources(self, _arguments: Any) -> Json:
-        return {"sources": [text.to_json() for text in self._sources]}
-
-    def _source(self, arguments: Any) -> Json:
-        wanted = requests.parse("source", arguments, requests.SourceArguments)
-        meant = wanted.source or SourceArgument(source_reference=wanted.source_reference)
+    def do_source(self, wanted: SourceArguments) -> Json:
+        meant = wanted.source or sources.SourceArgument(source_reference=wanted.source_reference)
         text = self._sources.find(meant)
         if text is None:
             raise UsageError("the listing of this graph does not exist; a compute makes it")
-        return {"content": text.listing.text, "mimeType": MIME_TYPE}
+        return {"content": "\n".join(text.lines) + "\n", "mimeType": MIME_TYPE}
 
     # --- requests at a stop ---
 
@@ -307,29 +344,28 @@ class Adapter:
             raise UsageError(over if self._ended else "the model is not stopped; pause it first")
         return self._stop
 
-    def _stack_trace(self, arguments: Any) -> Json:
-        wanted = requests.parse("stackTrace", arguments, requests.StackTraceArguments)
-        text = self._sources.of(self._stopped().graph)
+    def do_stackTrace(self, wanted: StackTraceArguments) -> Json:
+        source = sources.source_json(self._sources.of(self._stopped().graph))
         begin = max(wanted.start_frame, 0)
         end = begin + wanted.levels if wanted.levels > 0 else None
-        frames = [frame.to_json(text, self._first_line) for frame in self._frames[begin:end]]
-        return {"stackFrames": frames, "totalFrames": len(self._frames)}
+        frames = [
+            {
+                "id": frame.id, "name": frame.name, "source": source,
+                "line": frame.line - 1 + self._breakpoints.first_line, "column": 1,
+            }
+            for frame in self._variables.frames[begin:end]
+        ]  # fmt: skip
+        return {"stackFrames": frames, "totalFrames": len(self._variables.frames)}
 
-    def _scopes(self, arguments: Any) -> Json:
-        number = requests.parse("scopes", arguments, requests.ScopesArguments).frame_id
-        stop = self._stopped()
-        frame = next((frame for frame in self._frames if frame.id == number), None)
-        if frame is None:
-            raise UsageError(f"there is no frame {number}")
-        return {"scopes": self._variables.scopes(stop, frame)}
+    def do_scopes(self, wanted: ScopesArguments) -> Json:
+        self._stopped()
+        return {"scopes": self._variables.scopes(wanted.frame_id)}
 
-    def _children(self, arguments: Any) -> Json:
-        wanted = requests.parse("variables", arguments, VariablesArguments)
+    def do_variables(self, wanted: variables.VariablesArguments) -> Json:
         self._stopped()
         return {"variables": list(map(self._known, self._variables.children(wanted)))}
 
-    def _set_variable(self, arguments: Any) -> Json:
-        wanted = requests.parse("setVariable", arguments, SetVariableArguments)
+    def do_setVariable(self, wanted: variables.SetVariableArguments) -> Json:
         self._stopped()
         changed = self._variables.set(wanted)
         self._values_changed()
@@ -346,8 +382,7 @@ class Adapter:
         if self._client.supports_invalidated_event:
             self._then.append(lambda: self._event("invalidated", areas=["variables"]))
 
-    def _evaluate(self, arguments: Any) -> Json:
-        wanted = requests.parse("evaluate", arguments, requests.EvaluateArguments)
+    def do_evaluate(self, wanted: EvaluateArguments) -> Json:
         if wanted.context == "repl":
             changes = self.commands.changes
             output = self.commands.run(wanted.expression, self._stopped)
@@ -366,32 +401,28 @@ class Adapter:
         result = {"result": found["value"]}
         return result | self._known(found, "name", "value", "evaluateName")
 
-    def _picture(self, arguments: Any) -> Json:
-        wanted = requests.parse("instr/tensor", arguments, TensorArguments)
+    def do_instr_tensor(self, wanted: variables.TensorArguments) -> Json:
         self._stopped()
         tensor, values = self._variables.values(wanted.name)
-        return {"name": tensor.name, "type": tensor.type, **picture(wanted, values)}
+        return {"name": tensor.name, "type": tensor.type, **variables.picture(wanted, values)}
 
-    def _continue(self, _arguments: Any) -> Json:
+    def do_continue(self) -> Json:
         self._then.append(self._go_on(Go.ON))
         return {"allThreadsContinued": True}
 
-    def _step(self, request: requests.Request) -> Json | None:
-        wanted = requests.parse(request.command, request.arguments, requests.StepArguments)
-        name = wanted.granularity
-        steps = STEPS | requests.LONGER[request.command]
+    def _step(self, command: str, wanted: StepArguments) -> None:
+        name, steps = wanted.granularity, STEPS | LONGER[command]
         if name not in steps:
             raise UsageError(f"granularity {name[:60]!r} is none of {', '.join(steps)}")
         self._then.append(self._go_on(steps[name]))
-        return None
 
     def _go_on(self, go: Go) -> Callable[[], None]:
         """What lets the model go on; it is called when the answer is sent."""
         self._stopped()
-        self._stop, self._frames = None, []
+        self._stop = None
         self._variables.stopped(None)
         return lambda: self._go.put(go)
 
-    def _pause(self, _arguments: Any) -> None:
+    def do_pause(self) -> None:
         if self._stop is None:
             self._asked = "pause"

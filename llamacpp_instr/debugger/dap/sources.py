@@ -1,29 +1,35 @@
-"""The listings of the graphs that were computed, as source texts with a reference each; and the
-stack of a stop in one of them, from the op outwards: op, block, layer, step.
+"""The listings of the graphs that were computed, as source texts with a reference each, and the
+breakpoints that a client sets: lines of a listing, our breakpoints' text, exceptions.
 
 Graphs with the same listing share one. Its name, `graph-1` for the first, is the same in every
-session that computes the same graphs, so a breakpoint that an editor kept finds its line again.
+session that computes the same graphs, so a breakpoint that an editor kept finds its line again. A
+client sends all breakpoints of one kind, or of one source, at once. One that it sends again keeps
+its id and its hits. One in a line holds for the op of that line in every graph.
 """
 
 from __future__ import annotations
 
+import glob
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec.structs import replace
 
-from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.debugger.graph import LiveGraph, Node
-from llamacpp_instr.debugger.listing import Listing, make_listing
-from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.debugger.graph import Listing, LiveGraph
+from llamacpp_instr.debugger.points import Breakpoint, Condition
+from llamacpp_instr.debugger.stop import Debugger, Stop
 
-MIME_TYPE = "text/x-python"
-"""what an editor colours it as: comments and names look alike"""
-OP, BLOCK, LAYER, STEP = 1, 2, 3, 4
-"""ids of the frames of a stop"""
+Json = dict[str, Any]
+FILTERS = {
+    "nan": ("NaN", "* if nan", "Stop after the first op whose result has a NaN."),
+    "inf": ("Infinity", "* if inf", "Stop after the first op whose result has an infinity."),
+}
+"""exception filters: label, breakpoint, description"""
+_NAME = re.compile(r"(?:^|[/\\:])graph-(\d{1,9})$")
 
 
 class SourceArgument(msgspec.Struct, rename="camel"):
@@ -33,112 +39,235 @@ class SourceArgument(msgspec.Struct, rename="camel"):
     path: str | None = None
     source_reference: int | None = None
 
-
-@dataclass(frozen=True)
-class SourceText:
-    """A listing and its reference, counted from 1."""
-
-    reference: int
-    listing: Listing
-    nodes: dict[int, Node]
-    """by line"""
-
     @property
-    def name(self) -> str:
-        return f"graph-{self.reference}"
-
-    def to_json(self) -> dict[str, Any]:
-        """`Source` of the protocol."""
-        return {"name": self.name, "path": self.name, "sourceReference": self.reference}
+    def reference(self) -> int:
+        """That of one of our texts, perhaps one that does not exist yet, by the last part of its
+        path; 0 for a file of the client."""
+        match = _NAME.search(self.path or self.name or "")
+        return self.source_reference or (int(match[1]) if match else 0)
 
 
 class Sources:
     """All listings of a session."""
 
     def __init__(self) -> None:
-        self._texts: list[SourceText] = []
-        self._of_graph: WeakKeyDictionary[LiveGraph, SourceText] = WeakKeyDictionary()
+        self._listings: dict[tuple[str, ...], Listing] = {}
+        """the first one with these lines, in the order of the references"""
 
     def __len__(self) -> int:
-        return len(self._texts)
+        return len(self._listings)
 
-    def __iter__(self) -> Iterator[SourceText]:
-        return iter(self._texts)
+    def __iter__(self) -> Iterator[Listing]:
+        return iter(self._listings.values())
 
-    def of(self, graph: LiveGraph) -> SourceText:
-        """The text of a graph; a new one, if no graph had the same lines."""
-        if (known := self._of_graph.get(graph)) is not None:
-            return known
-        listing = make_listing(graph)
-        same = next((text for text in self._texts if text.listing.lines == listing.lines), None)
-        text = SourceText(
-            same.reference if same else len(self._texts) + 1,
-            listing,  # the lines of its own nodes: another graph may have other views between them
-            {line: graph.nodes[index] for line, index in listing.nodes.items()},
-        )
-        if same is None:
-            self._texts.append(text)
-        self._of_graph[graph] = text
-        return text
+    def of(self, graph: LiveGraph) -> Listing:
+        """The listing of a graph, of its own nodes: another one with the same lines may have other
+        views between them. It has a new reference, if no graph had the same lines."""
+        listing = graph.listing
+        same = self._listings.setdefault(listing.lines, listing)
+        listing.reference = same.reference or len(self)
+        return listing
 
-    def find(self, source: SourceArgument) -> SourceText | None:
-        """The text that a client means: by its reference, else by the last part of its path."""
-        number = source.source_reference or 0
-        if not number:
-            match = _NAME.search(source.path or source.name or "")
-            number = int(match[1]) if match else 0
-        return self._texts[number - 1] if 1 <= number <= len(self._texts) else None
-
-    @staticmethod
-    def could_be(source: SourceArgument) -> bool:
-        """Whether a client may mean a text that does not exist yet, not a file of its own."""
-        return bool(source.source_reference or _NAME.search(source.path or source.name or ""))
+    def find(self, source: SourceArgument) -> Listing | None:
+        """The listing that a client means, if it exists."""
+        number = source.reference
+        return [*self][number - 1] if 1 <= number <= len(self) else None
 
 
-_NAME = re.compile(r"(?:^|[/\\:])graph-(\d{1,9})$")
+def source_json(listing: Listing) -> Json:
+    """`Source` of the protocol."""
+    return {"name": listing.name, "path": listing.name, "sourceReference": listing.reference}
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A frame: its first line in the listing, and the nodes that have run in it."""
+class Wanted(msgspec.Struct, rename="camel", frozen=True):
+    """`SourceBreakpoint` or `FunctionBreakpoint`."""
+
+    line: int = 0
+    name: str = ""
+    condition: str | None = None
+    hit_condition: str | None = None
+
+    @property
+    def stripped_condition(self) -> str:
+        return (self.condition or "").strip()
+
+    @property
+    def from_hit(self) -> int:
+        """The first hit that stops."""
+        text = (self.hit_condition or "1").strip()
+        match = re.fullmatch(r"(>=|>|==?)?\s*(\d{1,9})", text)
+        if not match or match[1] in ("=", "=="):
+            raise UsageError(
+                f"hit condition {text[:60]!r}: give the first hit that stops, as 3 or >= 3"
+            )
+        return int(match[2]) + (match[1] == ">")
+
+
+class SetBreakpoints(msgspec.Struct, rename="camel"):
+    source: SourceArgument
+    breakpoints: list[Wanted] = []
+    lines: list[int] = []
+    """the older form, used without `breakpoints`"""
+
+
+class SetFunctionBreakpoints(msgspec.Struct, rename="camel"):
+    breakpoints: list[Wanted] = []
+
+
+class SetExceptionBreakpoints(msgspec.Struct, rename="camel"):
+    filters: list[str] = []
+
+
+@dataclass
+class Placed:
+    """A breakpoint of the client, and what it is in the debugger."""
 
     id: int
-    name: str
-    line: int
-    nodes: Sequence[Node]
-
-    def to_json(self, text: SourceText, first_line: int) -> dict[str, Any]:
-        """`StackFrame` of the protocol."""
-        place = {"source": text.to_json(), "line": self.line - 1 + first_line, "column": 1}
-        return {"id": self.id, "name": self.name, **place}
+    wanted: Wanted
+    source: SourceArgument | None = None
+    point: Breakpoint | None = None
+    verified: bool = False
+    line: int = 0
+    message: str = ""
 
 
-def frames_of(stop: Stop, text: SourceText) -> list[Frame]:
-    """The frames of a stop, the innermost first. The op's frame is at the op's line; the others
-    begin where the op's block, layer and graph begin."""
-    at, graph = stop.node, stop.graph
-    ran = [node for node in graph.nodes[: at.index + 1] if node.runs]
-    first_of_block = _first(ran, lambda node: (node.layer, node.block))
-    first_of_layer = _first(ran, lambda node: node.layer)
-    line_of = text.listing.line_of
-    tokens = counted(stop.n_tokens, "token")
-    return [
-        Frame(OP, f"{at.name} = {at.op}", line_of[at.index], [at]),
-        Frame(BLOCK, at.block, line_of[ran[first_of_block].index], ran[first_of_block:]),
-        Frame(
-            LAYER,
-            f"layer {at.layer}" if at.layer >= 0 else "outside the layers",
-            line_of[ran[first_of_layer].index],
-            ran[first_of_layer:],
-        ),
-        Frame(STEP, f"step {stop.step}: {tokens}", line_of[ran[0].index], ran),
-    ]
+class Breakpoints:
+    """All breakpoints of a client; `on_change` is called when one is verified or refused later. It
+    and the methods give `Breakpoint`s of the protocol."""
+
+    def __init__(
+        self, debugger: Debugger, sources: Sources, on_change: Callable[[Json], None]
+    ) -> None:
+        self._debugger, self._sources, self._on_change = debugger, sources, on_change
+        self._placed: dict[str, list[Placed]] = {}
+        self.first_line = 1
+        """what the client counts lines from"""
+
+    def set_lines(self, source: SourceArgument, wanted: list[Wanted]) -> list[Json]:
+        """Replace those of one source."""
+        text = self._sources.find(source)
+        key = text.name if text else source.path or source.name or str(source.source_reference)
+        moved = [replace(one, line=one.line + 1 - self.first_line) for one in wanted]
+        return self._replace(f"line {key.rpartition('/')[2]}", moved, source)
+
+    def set_functions(self, wanted: list[Wanted]) -> list[Json]:
+        """Replace those that are our text, as `ffn_out-* if absmax > 60`."""
+        return self._replace("function", wanted)
+
+    def set_exceptions(self, filters: list[str]) -> list[Json]:
+        """Replace the exceptions that stop: names of `FILTERS`. Raises `UsageError` for others."""
+        if wrong := [name for name in filters if name not in FILTERS]:
+            raise UsageError(
+                f"no exception filter {wrong[0][:60]!r}; there are {', '.join(FILTERS)}"
+            )
+        return self._replace("exception", [Wanted(name=FILTERS[name][1]) for name in filters])
+
+    def graph_is_known(self, graph: LiveGraph) -> None:
+        """Verify what had to wait for a graph."""
+        for placed in [one for of_kind in self._placed.values() for one in of_kind]:
+            before = placed.verified, placed.message
+            if not placed.verified:
+                self._place(placed, graph)
+            if (placed.verified, placed.message) != before:
+                self._on_change(self._json(placed))
+
+    def reason(self, stop: Stop) -> tuple[str, str, list[int]]:
+        """Why it stopped, in the protocol's word and in a sentence, and the ids of the breakpoints;
+        `step` if it was none of them."""
+        hit = {point.number for point in stop.hit}
+        kinds = {"line": "breakpoint", "function": "function breakpoint", "exception": "exception"}
+        reasons, ids = [], []
+        for key, placed in self._placed.items():
+            here = [one.id for one in placed if one.id in hit]
+            if here:
+                reasons.append(kinds[key.partition(" ")[0]])
+                ids += here
+        reason = reasons[0] if reasons else "breakpoint" if stop.hit else "step"
+        if reason != "exception":
+            return reason, stop.why, ids
+        texts = {point.text for point in stop.hit}
+        what = " and ".join(label for label, text, _ in FILTERS.values() if text in texts)
+        return reason, f"{what} in {stop.node.name}", ids
+
+    def _replace(
+        self, key: str, wanted: list[Wanted], source: SourceArgument | None = None
+    ) -> list[Json]:
+        old = self._placed.get(key, [])
+        new = []
+        for one in wanted:
+            placed = next((known for known in old if known.wanted == one), None)
+            if placed is not None:
+                old.remove(placed)
+            else:
+                placed = Placed(next(self._debugger.numbers), one, source)
+                self._place(placed, self._debugger.graph)
+            new.append(placed)
+        for gone in old:
+            if gone.point is not None:
+                self._debugger.discard(gone.id)
+        self._placed[key] = new
+        return list(map(self._json, new))
+
+    def _json(self, placed: Placed) -> Json:
+        found: Json = {"id": placed.id, "verified": placed.verified}
+        if placed.message:
+            found["message"] = placed.message
+        if placed.line:
+            found["line"] = placed.line - 1 + self.first_line
+        return found
+
+    def _place(self, placed: Placed, graph: LiveGraph | None) -> None:
+        """Gives the breakpoint to the debugger, or says in `message` why not."""
+        try:
+            point = self._of_line(placed) if placed.source is not None else _of_text(placed.wanted)
+            if point is None:
+                return
+            if placed.point is None:
+                # it waits in the debugger: another graph may have the op
+                point.number = placed.id
+                placed.point = self._debugger.put(point)
+            if graph is None:
+                placed.message = "verified when the first graph is computed"
+                return
+            if placed.source is None:
+                placed.point.check(graph)
+        except UsageError as error:
+            placed.message = str(error)
+        else:
+            placed.verified, placed.message = True, ""
+
+    def _of_line(self, placed: Placed) -> Breakpoint | None:
+        """At the op of a line, by its name; of several in a graph, also by what it reads."""
+        source, wanted = placed.source, placed.wanted
+        assert source is not None
+        text = self._sources.find(source)
+        if text is None:
+            placed.message = (
+                "verified when its graph is computed" if source.reference else "it lists no graph"
+            )
+            return None
+        line = text.line_at(wanted.line)
+        if line is None:
+            raise UsageError(f"no op is at line {wanted.line} of {text.name}, or after it")
+        placed.line = line
+        node = text.nodes[line]
+        point = Breakpoint(node.name, pattern=glob.escape(node.name), op=node.op)
+        if sum(point.matches(other) for other in text.nodes.values()) > 1:
+            point.sources = node.reads
+        if wanted.stripped_condition:
+            point.condition = Condition.parse(wanted.stripped_condition)
+            point.text += f" if {point.condition.text}"
+        point.from_hit = wanted.from_hit
+        return point
 
 
-def _first(ran: Sequence[Node], part: Callable[[Node], object]) -> int:
-    """Where the last run of nodes of one part begins."""
-    here = part(ran[-1])
-    begin = len(ran) - 1
-    while begin and part(ran[begin - 1]) == here:
-        begin -= 1
-    return begin
+def _of_text(wanted: Wanted) -> Breakpoint:
+    text = wanted.name
+    point = Breakpoint.parse(text)
+    if wanted.stripped_condition:
+        if point.condition is not None:
+            raise UsageError(f"breakpoint {text!r} has a condition already")
+        point = Breakpoint.parse(f"{text} if {wanted.stripped_condition}")
+    if wanted.hit_condition:
+        point.from_hit = wanted.from_hit
+    return point

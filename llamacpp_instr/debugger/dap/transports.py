@@ -1,35 +1,106 @@
-"""Carries the protocol: over standard input and output, and over TCP to this machine's own user.
+"""Carries the protocol: its messages as bytes, over standard input and output, and over TCP to this
+machine's own user.
 
 Invariant: with standard output nothing but messages leaves through it, whatever else this process,
 or a library, prints. TCP is served on the loopback interface only. A client that does not read
-never holds the run: messages wait for it in a thread of their own.
+never holds the run: messages wait for it in a thread of their own. What is read is bounded, and is
+either a whole message or a `ProtocolError`. A request of a browser is not a message: its first line
+is not one of our headers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import queue
+import re
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import handled, notice
-from llamacpp_instr.debugger.dap.adapter import Adapter
-from llamacpp_instr.debugger.dap.framing import ProtocolError, read_message, write_message
+from llamacpp_instr.debugger.dap.adapter import Adapter, ProtocolError
 
+Json = dict[str, Any]
+MAX_HEADER = 8 << 10
+MAX_BODY = 16 << 20  # bytes
 LOOPBACK = "127.0.0.1"
-WAITING = 4096
-"""messages that a client may be behind; then its connection ends"""
-PATIENCE_S = 1.0
-"""how long the end waits for a client that reads nothing"""
-MakeAdapter = Callable[[Callable[[dict[str, Any]], None]], Adapter]
+WAITING = 4096  # messages that a client may be behind; then its connection ends
+PATIENCE_S = 1.0  # how long the end waits for a client that reads nothing
+MakeAdapter = Callable[[Callable[[Json], None]], Adapter]
+
+_HEADER = re.compile(rb"(Content-Length|Content-Type):[ \t]*([^\r\n]*?)[ \t]*\r?\n", re.IGNORECASE)
+
+
+def read_message(stream: BinaryIO) -> Json | None:
+    """The next message; None if the stream ended before it began. Raises `ProtocolError`."""
+    length = _read_header(stream)
+    if length is None:
+        return None
+    body = stream.read(length)
+    if len(body) < length:
+        raise ProtocolError(
+            f"the connection ended after {len(body)} of {length} bytes of a message"
+        )
+    return decode_message(body)
+
+
+def decode_message(body: bytes | str) -> Json:
+    """The message in a JSON text. Raises `ProtocolError`."""
+    try:
+        message = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a message is not JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise ProtocolError("a message is not a JSON object")
+    return message
+
+
+def write_message(stream: BinaryIO | RawIOBase, message: Json) -> None:
+    """Write one message to a stream without a buffer. NaN and infinity become null."""
+    body = msgspec.json.encode(message)
+    data = memoryview(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+    while data:
+        data = data[stream.write(data) :]
+
+
+def _read_header(stream: BinaryIO) -> int | None:
+    """The length of the body that follows, None at the end of the stream."""
+    length: int | None = None
+    read = 0
+    while True:
+        line = stream.readline(MAX_HEADER - read + 1)
+        read += len(line)
+        if not line and not read:
+            return None
+        if read > MAX_HEADER:
+            raise ProtocolError(f"a header has more than {MAX_HEADER} bytes")
+        if line in (b"\r\n", b"\n"):
+            break
+        field = _HEADER.fullmatch(line)
+        if field is None:
+            start = line[:60].decode(errors="replace").strip()
+            raise ProtocolError(
+                f"{start!r} is not the header of a message; is this a debugger's client?"
+            )
+        if field[1].lower() == b"content-length":
+            if not re.fullmatch(rb"\d{1,10}", field[2]):
+                value = field[2][:60].decode(errors="replace")
+                raise ProtocolError(f"Content-Length is {value!r}, not a number of bytes")
+            length = int(field[2])
+    if length is None:
+        raise ProtocolError("a header has no Content-Length")
+    if length > MAX_BODY:
+        raise ProtocolError(f"a message of {length} bytes is too long; at most {MAX_BODY} are read")
+    return length
 
 
 def serve_stdio(make: MakeAdapter) -> None:
@@ -61,9 +132,7 @@ def serve_tcp(make: MakeAdapter, port: int, ready: Callable[[int], None]) -> Non
                     notice("a connection of another user was refused")
 
 
-def serve(
-    source: BinaryIO, out: io.RawIOBase, make: MakeAdapter, hang_up: Callable[[], None]
-) -> None:
+def serve(source: BinaryIO, out: RawIOBase, make: MakeAdapter, hang_up: Callable[[], None]) -> None:
     """Carry messages between streams and an adapter until the client disconnects or its stream
     ends. `hang_up` ends the stream of a client that does not read. Raises `ProtocolError`."""
     outbox = _Outbox(out, hang_up)
@@ -79,13 +148,13 @@ def serve(
 class _Outbox:
     """Writes messages in a thread of its own."""
 
-    def __init__(self, out: io.RawIOBase, hang_up: Callable[[], None]) -> None:
-        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(WAITING)
+    def __init__(self, out: RawIOBase, hang_up: Callable[[], None]) -> None:
+        self._waiting: queue.Queue[Json | None] = queue.Queue(WAITING)
         self._hang_up: Callable[[], None] | None = hang_up
         self._thread = threading.Thread(target=self._write, args=(out,), daemon=True)
         self._thread.start()
 
-    def send(self, message: dict[str, Any] | None) -> None:
+    def send(self, message: Json | None) -> None:
         """Never waits."""
         try:
             self._waiting.put_nowait(message)
@@ -103,7 +172,7 @@ class _Outbox:
             left = self._waiting.qsize()
             self._thread.join(PATIENCE_S)
 
-    def _write(self, out: io.RawIOBase) -> None:
+    def _write(self, out: RawIOBase) -> None:
         while (message := self._waiting.get()) is not None:
             with contextlib.suppress(OSError, ValueError):  # the client may be gone
                 write_message(out, message)

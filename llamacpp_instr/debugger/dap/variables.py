@@ -1,4 +1,5 @@
-"""The variables of a stop: scopes, tensors, their rows and elements, page by page.
+"""The stack of a stop, from the op outwards (op, block, layer, step), and its variables: scopes,
+tensors, their rows and elements, page by page.
 
 A reference is valid until the compute goes on, and is never used again. A tensor's values are read
 when a client first asks for what is in it. Rows are the tensor's outermost dimension in numpy's
@@ -9,43 +10,67 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.debugger import tensors
 from llamacpp_instr.debugger.changes import Edit, set_to
-from llamacpp_instr.debugger.dap.sources import OP, Frame
-from llamacpp_instr.debugger.figures import (
-    Figures,
-    Slice,
-    figures_of,
-    heat_map,
-    histogram,
-    parse_slice,
-)
-from llamacpp_instr.debugger.ggml import tensor_at
 from llamacpp_instr.debugger.graph import Node, Source, Ubatch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.tensors import Array, read, shape_of
+from llamacpp_instr.debugger.tensors import Array, Slice
 from llamacpp_instr.model.types import TYPES
 
-PAGE = 100
-"""elements in one group, for a client that does not ask page by page"""
-MOST = 1 << 26
-"""values of a tensor that is read"""
-MOST_AT_ONCE = 1 << 16
-"""variables in one answer"""
+PAGE = 100  # elements in one group, for a client that does not ask page by page
+MOST = 1 << 26  # values of a tensor that is read
+MOST_AT_ONCE = 1 << 16  # variables in one answer
+OP = 1  # the id of the innermost frame
 _KEPT = 4  # tensors whose values are kept while a compute is stopped
 _SHOWN = 4  # values in the line of a row
+_N_FIGURES = 1 + len(tensors.COUNTS) + len(tensors.FIGURES)
 
 Json = dict[str, Any]
 Change = Callable[[Stop, Edit, str, Slice, int], None]
 """changes a part of the tensor with a name and an address, and says so in the log"""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A frame: its first line in the listing, and the nodes that have run in it."""
+
+    id: int
+    """its place in the stack, from `OP`"""
+    name: str
+    line: int
+    nodes: Sequence[Node]
+
+
+def frames_of(stop: Stop) -> list[Frame]:
+    """The frames of a stop, the innermost first. The op's frame is at the op's line; the others
+    begin where the op's block, layer and graph begin."""
+    at, line_of = stop.node, stop.graph.listing.line_of
+    ran = [node for node in stop.graph.nodes[: at.index + 1] if node.runs]
+
+    def latest(part: Callable[[Node], object]) -> list[Node]:
+        return list(takewhile(lambda node: part(node) == part(at), reversed(ran)))[::-1]
+
+    parts: dict[str, Callable[[Node], object]] = {
+        f"{at.name} = {at.op}": lambda node: node.index,
+        at.block: lambda node: (node.layer, node.block),
+        f"layer {at.layer}" if at.layer >= 0 else "outside the layers": lambda node: node.layer,
+        f"step {stop.step}: {counted(stop.n_tokens, 'token')}": lambda _node: None,
+    }
+    return [
+        Frame(number, name, line_of[nodes[0].index], nodes)
+        for number, (name, part) in enumerate(parts.items(), OP)
+        for nodes in [latest(part)]
+    ]
 
 
 class VariablesArguments(msgspec.Struct, rename="camel"):
@@ -77,41 +102,40 @@ class TensorArguments(msgspec.Struct, rename="camel"):
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """A tensor by its address, which is valid while the compute is stopped."""
+class Part:
+    """What lies at `index` of the tensor at `address`, which is valid while the compute is
+    stopped."""
 
     name: str
     address: int
+    index: tuple[int, ...] = ()
+    some: range | None = None
+    """of its rows, or elements, those that are meant; None for all"""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return shape_of(tensor_at(self.address))
+        return tensors.shape_of(tensors.tensor_at(self.address))[len(self.index) :]
+
+    @property
+    def rows(self) -> range:
+        return range(self.shape[0]) if self.some is None else self.some
 
     @property
     def type(self) -> str:
-        return self.type_at(())
-
-    def type_at(self, index: tuple[int, ...]) -> str:
-        """Of an element, or of what is at `index`, as `F32[5×256]`."""
-        dims = "×".join(str(n) for n in self.shape[len(index) :])
-        return TYPES[tensor_at(self.address).type].name + (f"[{dims}]" if dims else "")
-
-
-@dataclass(frozen=True)
-class Part:
-    """The rows, or elements, from `begin` to `end` of what lies at `index` of a tensor."""
-
-    tensor: Tensor
-    index: tuple[int, ...]
-    begin: int
-    end: int
+        """As `F32[5×256]`."""
+        dims = "×".join(str(n) for n in self.shape)
+        return TYPES[tensors.tensor_at(self.address).type].name + (f"[{dims}]" if dims else "")
 
     @property
     def has_figures(self) -> bool:
-        return not self.index and (self.begin, self.end) == (0, self.tensor.shape[0])
+        return not self.index and self.some is None
+
+    def at(self, *index: int) -> Part:
+        """What is in it."""
+        return Part(self.name, self.address, (*self.index, *index))
 
 
-Content = Part | tuple[Tensor, ...] | Callable[[], list[Json]]
+Content = Part | tuple[Part, ...] | Callable[[], list[Json]]
 """what a reference stands for"""
 
 
@@ -124,6 +148,7 @@ class Variables:
         self.paged = False
         self._change, self._text = change, text
         self._stop: Stop | None = None
+        self.frames: list[Frame] = []
         self._begin = 1  # the first reference of this stop
         self._contents: list[Content] = []
         self._values: dict[int, Array] = {}
@@ -131,25 +156,28 @@ class Variables:
     def stopped(self, stop: Stop | None) -> None:
         """From now on everything is about `stop`, and earlier references are wrong; None if the
         compute has gone on, and nothing can be asked."""
-        self._stop = stop
+        self._stop, self.frames = stop, frames_of(stop) if stop is not None else []
         self._begin += len(self._contents)
         self._contents, self._values = [], {}
 
-    def scopes(self, stop: Stop, frame: Frame) -> list[Json]:
-        """`Scope`s of a frame."""
-        [*_, node] = frame.nodes
+    def scopes(self, number: int) -> list[Json]:
+        """`Scope`s of a frame. Raises `UsageError` if there is none with this id."""
+        frame = next((frame for frame in self.frames if frame.id == number), None)
+        if frame is None:
+            raise UsageError(f"there is no frame {number}")
         if frame.id != OP:
-            return [self._scope("Results", tuple(_tensor(one) for one in frame.nodes))]
+            return [self._scope("Results", tuple(_whole(one) for one in frame.nodes))]
+        node, ubatch = self._now.node, self._now.ubatch
         named = {source.address: source for source in node.sources}.values()
-        weights = tuple(_tensor(source) for source in named if source.kind == "weight")
-        others = tuple(_tensor(source) for source in named if source.kind != "weight")
-        scopes = [{"name": "Result", "expensive": False, **self._into(whole(_tensor(node)))}]
-        for name, tensors in (("Sources", others), ("Weights", weights)):
-            if tensors:
-                scopes.append(self._scope(name, tensors))
+        weights = tuple(_whole(source) for source in named if source.kind == "weight")
+        others = tuple(_whole(source) for source in named if source.kind != "weight")
+        scopes = [{"name": "Result", "expensive": False, **self._into(_whole(node))}]
+        for name, parts in (("Sources", others), ("Weights", weights)):
+            if parts:
+                scopes.append(self._scope(name, parts))
         facts = {"purpose": node.purpose, **node.params}
         scopes.append(self._scope("Op", lambda: [_plain(k, v) for k, v in facts.items()]))
-        scopes.append(self._scope("Tokens", partial(self._tokens, stop.ubatch)))
+        scopes.append(self._scope("Tokens", lambda: self._tokens(ubatch)))
         return scopes
 
     def children(self, wanted: VariablesArguments) -> list[Json]:
@@ -160,7 +188,7 @@ class Variables:
             return list(map(self._of_tensor, content)) if isinstance(content, tuple) else content()
         found: list[Json] = []
         if content.has_figures and wanted.filter != "indexed":
-            found += self._figures(content.tensor)
+            found += self._figures(content)
         if wanted.filter != "named":
             found += self._indexed(content, max(wanted.start, 0), wanted.count)
         return found
@@ -171,19 +199,19 @@ class Variables:
         content = self._content(wanted.variables_reference)
         if isinstance(content, Part):
             match = re.fullmatch(r"\[(\d{1,18})\]", wanted.name)
-            if not match or not content.begin <= int(match[1]) < content.end:
+            if not match or int(match[1]) not in content.rows:
                 raise UsageError(f"{wanted.name[:60]!r} cannot be set; an element, as [0], can")
-            tensor, index = content.tensor, (*content.index, int(match[1]))
+            part = content.at(int(match[1]))
         else:
             named = content if isinstance(content, tuple) else ()
             found = [one for one in named if one.name == wanted.name and self._intact(one)]
             if not found:
                 raise UsageError(f"{wanted.name[:60]!r} cannot be set: not a tensor in memory")
-            tensor, index = found[-1], ()
-        number = _number(wanted.value, self._read(tensor).dtype)
-        self._change(self._now, set_to(number), tensor.name, index, tensor.address)
+            part = found[-1]
+        number = _number(wanted.value, self._read(part).dtype)
+        self._change(self._now, set_to(number), part.name, part.index, part.address)
         self.forget_values()
-        return self._at(tensor, index, "")
+        return self._variable(part, "")
 
     def forget_values(self) -> None:
         """Read values again: some have changed, and other tensors may be views of those."""
@@ -199,13 +227,12 @@ class Variables:
         sizes = zip(index, values.shape, strict=False)
         if len(index) > values.ndim or any(i >= size for i, size in sizes):
             raise UsageError(f"{expression[:60]!r} is not in it: {name} is {tensor.type}")
-        return self._at(tensor, index, name)
+        return self._variable(tensor.at(*index), name)
 
-    def values(self, name: str | None) -> tuple[Tensor, Array]:
+    def values(self, name: str | None) -> tuple[Part, Array]:
         """The result of the op, or the tensor called `name`, and its values. Raises `UsageError`
         if they are not at hand."""
-        stop = self._now
-        tensor = Tensor(name or stop.node.name, stop.address(name))
+        tensor = Part(name or self._now.node.name, self._now.address(name))
         return tensor, self._read(tensor)
 
     # --- what is shown ---
@@ -219,17 +246,17 @@ class Variables:
         assert self._stop is not None
         return self._stop
 
-    def _intact(self, tensor: Tensor) -> bool:
+    def _intact(self, tensor: Part) -> bool:
         return self._now.graph.intact(tensor.address, self._now.node.index)
 
-    def _of_tensor(self, tensor: Tensor) -> Json:
+    def _of_tensor(self, tensor: Part) -> Json:
         if not self._intact(tensor):
             gone = f"{tensor.type}, gone: a later op uses its memory"
             return _plain(tensor.name, gone, tensor.type)
-        variable = _plain(tensor.name, tensor.type, tensor.type) | self._into(whole(tensor))
+        variable = _plain(tensor.name, tensor.type, tensor.type) | self._into(tensor)
         return variable | _evaluated(self._name(tensor), ())
 
-    def _name(self, tensor: Tensor) -> str:
+    def _name(self, tensor: Part) -> str:
         """What `named` knows the tensor by; empty if its name is that of another one, too."""
         try:
             return tensor.name if self._now.address(tensor.name) == tensor.address else ""
@@ -237,59 +264,55 @@ class Variables:
             return ""
 
     def _tokens(self, ubatch: Ubatch) -> list[Json]:
-        if ubatch.tokens is None:
-            return []
-        positions = range(ubatch.n_tokens) if ubatch.positions is None else ubatch.positions
         return [
-            _plain(f"position {at}", f"{token} {self._text(int(token))!r}", "token")
-            for at, token in zip(positions, ubatch.tokens, strict=True)
+            _plain(f"position {at}", f"{token} {self._text(token)!r}", "token")
+            for _, at, token in ubatch.numbered()
         ]
 
-    def _figures(self, tensor: Tensor) -> list[Json]:
+    def _figures(self, tensor: Part) -> list[Json]:
         hint = {"presentationHint": {"attributes": ["readOnly"]}}
         return [
             _plain(name, f"{value:.6g}" if kind == "float" else value, kind) | hint
-            for name, value in asdict(figures_of(self._read(tensor))).items()
+            for name, value in tensors.figures_of(self._read(tensor)).items()
             for kind in [type(value).__name__]
         ]
 
     def _indexed(self, part: Part, start: int, count: int) -> list[Json]:
-        begin = min(part.begin + start, part.end)
-        end = min(begin + count, part.end) if count > 0 else part.end
-        if not self.paged and end - begin > PAGE:
+        rows = part.rows[start:]
+        rows = rows[:count] if count > 0 else rows
+        n = len(rows)
+        if not self.paged and n > PAGE:
             step = PAGE
-            while (end - begin) > step * PAGE:
+            while n > step * PAGE:
                 step *= PAGE
-            groups = [(at, min(at + step, end)) for at in range(begin, end, step)]
             return [
-                {
-                    "name": f"[{at}…{to - 1}]", "value": "",
-                    **self._into(replace(part, begin=at, end=to)),
-                }
-                for at, to in groups
-            ]  # fmt: skip
-        if end - begin > MOST_AT_ONCE:
-            raise UsageError(f"{end - begin} variables at once; ask for at most {MOST_AT_ONCE}")
-        name = self._name(part.tensor)
-        return [self._at(part.tensor, (*part.index, i), name) for i in range(begin, end)]
+                {"name": f"[{some[0]}…{some[-1]}]", "value": "", **self._into(group)}
+                for some in (rows[at : at + step] for at in range(0, n, step))
+                for group in [replace(part, some=some)]
+            ]
+        if n > MOST_AT_ONCE:
+            raise UsageError(f"{n} variables at once; ask for at most {MOST_AT_ONCE}")
+        name = self._name(part)
+        return [self._variable(part.at(i), name) for i in rows]
 
-    def _at(self, tensor: Tensor, index: tuple[int, ...], known_as: str) -> Json:
+    def _variable(self, part: Part, known_as: str) -> Json:
         """The variable of an element, or of a row or tensor, whose line has its first values."""
-        values = self._read(tensor)[index]
-        name = f"[{index[-1]}]" if index else tensor.name
+        index = part.index
+        values = self._read(part)[index]
+        name = f"[{index[-1]}]" if index else part.name
         first = ", ".join(str(value) for value in values.reshape(-1)[:_SHOWN])
         more = ", …" if values.size > _SHOWN else ""
-        variable = _plain(name, f"{first}{more}", tensor.type_at(index))
+        variable = _plain(name, f"{first}{more}", part.type)
         if np.ndim(values):
-            variable |= self._into(Part(tensor, index, 0, values.shape[0]))
+            variable |= self._into(part)
         return variable | _evaluated(known_as, index)
 
     def _into(self, part: Part) -> Json:
         """The reference to a part, and how much is in it."""
         into: Json = {"variablesReference": self._add(part)}
         if self.paged:
-            into["namedVariables"] = len(fields(Figures)) if part.has_figures else 0
-            into["indexedVariables"] = part.end - part.begin
+            into["namedVariables"] = _N_FIGURES if part.has_figures else 0
+            into["indexedVariables"] = len(part.rows)
         return into
 
     # --- references and values ---
@@ -304,24 +327,20 @@ class Variables:
             raise UsageError(f"variables {reference} are not those of this stop")
         return self._contents[at]
 
-    def _read(self, tensor: Tensor) -> Array:
-        if (known := self._values.get(tensor.address)) is not None:
+    def _read(self, of: Part) -> Array:
+        """The values of the whole tensor."""
+        if (known := self._values.get(of.address)) is not None:
             return known
-        if (n := math.prod(tensor.shape)) > MOST:
-            raise UsageError(f"{tensor.name} has {n} values; at most {MOST} are shown")
+        if (n := math.prod(tensors.shape_of(tensors.tensor_at(of.address)))) > MOST:
+            raise UsageError(f"{of.name} has {n} values; at most {MOST} are shown")
         while len(self._values) >= _KEPT:
             del self._values[next(iter(self._values))]
-        self._values[tensor.address] = values = read(tensor.address)
+        self._values[of.address] = values = tensors.read(of.address)
         return values
 
 
-def _tensor(of: Node | Source) -> Tensor:
-    return Tensor(of.name, of.address)
-
-
-def whole(tensor: Tensor) -> Part:
-    """All rows of a tensor."""
-    return Part(tensor, (), 0, tensor.shape[0])
+def _whole(tensor: Node | Source) -> Part:
+    return Part(tensor.name, tensor.address)
 
 
 def _number(text: str, of: np.dtype[Any]) -> float:
@@ -345,22 +364,19 @@ def _plain(name: str, value: object, type_: str = "") -> Json:
     return {**variable, "variablesReference": 0}
 
 
-def picture(wanted: TensorArguments, values: Array) -> dict[str, Any]:
+def picture(wanted: TensorArguments, values: Array) -> Json:
     """Figures, histogram and heat map of the part of a tensor's `values` that the client wants.
-
     `heatMap.cells` has a list for each row of cells; a cell is the value furthest from zero, null
     for NaN and infinity. Edges are numbers of rows and columns of the matrix, or values. Raises
-    `UsageError` for a wrong slice.
-    """
-    part = np.atleast_1d(values[parse_slice(wanted.slice, values.shape)])
-    counted, seen = histogram(part, wanted.bins), heat_map(part, wanted.rows, wanted.columns)
+    `UsageError` for a wrong slice."""
+    part = np.atleast_1d(values[tensors.parse_slice(wanted.slice, values.shape)])
+    counts, edges = tensors.histogram(part, wanted.bins)
+    cells, rows, columns = (
+        of.tolist() for of in tensors.heat_map(part, wanted.rows, wanted.columns)
+    )
     return {
         "shape": list(part.shape),
-        "figures": asdict(figures_of(part)),
-        "histogram": {"edges": counted.edges.tolist(), "counts": counted.counts.tolist()},
-        "heatMap": {
-            "cells": seen.cells.tolist(),
-            "rowEdges": seen.row_edges.tolist(),
-            "columnEdges": seen.column_edges.tolist(),
-        },
+        "figures": tensors.figures_of(part),
+        "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
+        "heatMap": {"cells": cells, "rowEdges": rows, "columnEdges": columns},
     }

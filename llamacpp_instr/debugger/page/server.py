@@ -1,39 +1,346 @@
-"""Serves the debugger's page, and the protocol over its WebSocket.
+"""Serves the debugger's page, and the protocol over its WebSocket, to any number of browsers.
 
-Invariant: both lie under the random name of `serving`, which checks Host and Origin.
+Invariant: both lie under the random name of `serving`, which checks Host and Origin. A browser that
+comes, or comes back, first gets `instr/state`, which sums up the events so far; so a page that is
+loaded again shows the same stop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import shlex
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from typing import Annotated, Any
 
+import msgspec
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from llamacpp_instr.debugger.dap.framing import ProtocolError
-from llamacpp_instr.debugger.dap.transports import PATIENCE_S, WAITING
-from llamacpp_instr.debugger.page.shared_run import SharedRun
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.debugger.attention import attention
+from llamacpp_instr.debugger.commands import Commands
+from llamacpp_instr.debugger.dap.adapter import Adapter, ProtocolError
+from llamacpp_instr.debugger.dap.transports import PATIENCE_S, WAITING, decode_message
+from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
+from llamacpp_instr.debugger.residual import most_probable
+from llamacpp_instr.debugger.stop import Stop
+from llamacpp_instr.debugger.tensors import heat_map, read, tensor_at
 from llamacpp_instr.lab.view.server import CHARTS, weight_routes
 from llamacpp_instr.lab.view.tensors import Tensors
 from llamacpp_instr.report.serving import LoopbackServer, page_routes
 
-SCRIPTS = ("page", "protocol", "breakpoints", "listing", "tensor", "looks", "parts", "tabs")
+SCRIPTS = ("page", "listing", "tensor", "looks", "parts")
 PAGE = {
     "": ("page.html", "text/html"),
     "page.css": ("page.css", "text/css"),
     **{f"{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
 }
+TEXT_KEPT = 1 << 16  # characters of the generated text, its end
+LINES_KEPT = 200  # about the run, not what the model generates
+MOST_TOKENS = 1024  # tokens of a compute, or cells, in one answer: the last ones
+SMALL, LARGE = (24, 48), (128, 256)
+"""rows and columns of a picture of attention, of every head and of one"""
+_DECIMALS = 6  # of a share of attention
+_CHANGES = ("set", "zero", "scale", "noise", "replace", "ablate")
+_GOES_ON = ("continue", "next", "stepIn", "stepOut")
+
+Json = dict[str, Any]
+Send = Callable[[bytes], None]
+"""gives a message to one browser; called from any thread, and never waits"""
+
+
+class SharedRun:
+    """One debugged run for all browsers, and its adapter's client: an answer goes to who asked, an
+    event to all."""
+
+    def __init__(
+        self, make: Callable[[Callable[[Json], None]], Adapter], has_weights: bool = False
+    ) -> None:
+        self.adapter = make(self._send)
+        self.problem = ""
+        """why it failed, empty if it did not"""
+        self.on_quit: Callable[[], None] = lambda: None
+        """called when a browser ends the session, before the run is ended"""
+        self._started = threading.Event()
+        self._requests = threading.Lock()  # held by who is answered
+        self._lock = threading.RLock()  # of what follows
+        self._browsers: list[Send] = []
+        self._state: Json = {
+            "text": "", "lines": [], "stopped": None, "over": False, "exitCode": 0,
+            "breakpoints": {"lines": {}, "functions": [], "filters": []},
+            "changes": [], "comparison": None, "weights": has_weights,
+        }  # fmt: skip
+
+    @property
+    def exit_code(self) -> int:
+        """Of the run, once it has ended."""
+        return int(self._state["exitCode"])
+
+    @property
+    def lines(self) -> list[str]:
+        """About the run, not what the model generates."""
+        return list(self._state["lines"])
+
+    def start(self, arguments: Json, breakpoints: Sequence[str], wait: bool = True) -> None:
+        """Launch the run and, to `wait`, wait until its first compute begins. Raises `UsageError`
+        if it is refused, or ends before."""
+        self._ask("initialize", {"supportsVariablePaging": True})
+        self._ask("launch", arguments)
+        wanted = [{"name": text} for text in breakpoints]
+        self._ask("setFunctionBreakpoints", {"breakpoints": wanted})
+        self._ask("configurationDone", {})
+        if wait:
+            self._started.wait()
+        if self.problem:
+            raise UsageError(self.problem)
+
+    def close(self) -> None:
+        """End the run, and wait until its log is whole."""
+        self.adapter.close()
+
+    def join(self, browser: Send) -> None:
+        """Add a browser, and tell it what has happened so far."""
+        with self._lock:
+            self._browsers.append(browser)
+            browser(_event("instr/state", self._state))
+
+    def leave(self, browser: Send) -> None:
+        """It gets nothing any more."""
+        with self._lock:
+            self._browsers = [one for one in self._browsers if one is not browser]
+
+    def handle(self, browser: Send, data: str) -> None:
+        """Answer a message of a browser. Raises `ProtocolError` if it is none."""
+        message = decode_message(data)
+        answer = self._answer(message, browser)
+        if answer is not None and answer["success"]:
+            self._note(answer["command"], message.get("arguments"), browser)
+
+    def tell(self, name: str, body: Json, but: Send | None = None) -> None:
+        """Send an event of our own to every browser `but` one."""
+        with self._lock:
+            if name == "instr/comparison":
+                self._state["comparison"] = body
+            for browser in self._browsers:
+                if browser is not but:
+                    browser(_event(name, body))
+
+    # --- between the browsers and the adapter ---
+
+    def _ask(self, command: str, arguments: Json) -> None:
+        """Raises `UsageError` with the adapter's reason if it refuses."""
+        message = {"seq": 0, "type": "request", "command": command, "arguments": arguments}
+        answer = self._answer(message, None)
+        assert answer is not None
+        if not answer["success"]:
+            raise UsageError(answer["message"].removeprefix("launch: "))
+        self._note(command, arguments, None)
+
+    def _answer(self, message: Json, browser: Send | None) -> Json | None:
+        """The adapter's answer, which the browser gets before the model goes on."""
+        answers: list[Json] = []
+
+        def reply(answer: Json) -> None:
+            answers.append(answer)
+            if answer["success"] and answer["command"] in _GOES_ON:
+                # the next stop may come at once
+                with self._lock:
+                    self._state["stopped"] = None
+                    self.tell("continued", {"threadId": 1}, browser)
+            if browser is not None:
+                browser(msgspec.json.encode(answer))
+
+        if message.get("command") == "disconnect":
+            self.on_quit()
+        with self._requests:
+            self.adapter.handle(message, reply)
+        return answers[0] if answers else None
+
+    def _send(self, event: Json) -> None:
+        """Tell every browser what the adapter says."""
+        data = msgspec.json.encode(event)
+        with self._lock:
+            self._keep(event["event"], event.get("body") or {})
+            for browser in self._browsers:
+                browser(data)
+
+    def _keep(self, event: str, body: Json) -> None:
+        state = self._state
+        if event == "output" and body["category"] == "stdout":
+            state["text"] = (state["text"] + body["output"])[-TEXT_KEPT:]
+        elif event == "output":
+            state["lines"] = [*state["lines"], body["output"].rstrip("\n")][-LINES_KEPT:]
+            if body["category"] == "stderr" and not self._started.is_set():
+                self.problem = body["output"].strip().removeprefix("Error: ")
+        elif event in ("stopped", "continued"):
+            state["stopped"] = body if event == "stopped" else None
+        elif event == "exited":
+            state |= {"over": True, "stopped": None, "exitCode": body["exitCode"]}
+        if event in ("loadedSource", "exited"):
+            self._started.set()
+
+    def _note(self, command: str, arguments: Any, browser: Send | None) -> None:
+        """Keep what a request has done, and tell it to the other browsers."""
+        given = arguments or {}
+        with self._lock:
+            known, changes = self._state["breakpoints"], self._state["changes"]
+            if command == "setBreakpoints":
+                reference = str(given["source"].get("sourceReference", ""))
+                known["lines"][reference] = given.get("breakpoints", [])
+            elif command == "setFunctionBreakpoints":
+                known["functions"] = given.get("breakpoints", [])
+            elif command == "setExceptionBreakpoints":
+                known["filters"] = given.get("filters", [])
+            elif command == "evaluate" and _first_word(given["expression"]) in _CHANGES:
+                changes.append(given["expression"].strip())
+                self.tell("instr/changes", {"changes": changes})
+            if command.endswith("Breakpoints"):
+                self.tell("instr/breakpoints", known, browser)
+
+
+def _event(name: str, body: Json) -> bytes:
+    return msgspec.json.encode({"seq": 0, "type": "event", "event": name, "body": body})
+
+
+def _first_word(text: str) -> str:
+    try:
+        return (shlex.split(text) or [""])[0]
+    except ValueError:
+        return ""
+
+
+# --- what the page asks for beside the protocol, because a console's text cannot be drawn ---
+
+
+class LensArguments(msgspec.Struct):
+    token: int = -1
+    top: Annotated[int, msgspec.Meta(ge=1, le=20)] = 5
+
+
+class AttentionArguments(msgspec.Struct):
+    layer: int | None = None
+    head: int | None = None
+
+
+class Looks:
+    """Answers requests at a stop; a follower of a `Debugger`, which sees the tokens of every
+    compute and stops nothing."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._lens, self._text = commands.lens, commands.text
+        self._caches: dict[int, dict[int, tuple[int, int]]] = {}
+        """position and token by cell, of each cache"""
+        self._graph: LiveGraph | None = None
+        self._writes: dict[int, tuple[int, int]] = {}
+        commands.debugger.followers.append(self)
+        self.requests: dict[str, Callable[..., Json]] = {
+            "instr/tokens": self._tokens,
+            "instr/lens": self._look_through,
+            "instr/attention": self._attention,
+            "instr/next": self._next,
+        }
+
+    def wants(self, graph: LiveGraph, ubatch: Ubatch) -> Collection[int]:
+        """No nodes; keeps into which cells the compute is going to write which tokens."""
+        if graph is not self._graph:
+            self._graph, self._writes = graph, _cache_writes(graph)
+        if ubatch.tokens is None or ubatch.positions is None:
+            return ()
+        for number, address in dict(self._writes.values()).items():
+            cells = read(address).reshape(-1)
+            if len(cells) == ubatch.n_tokens:
+                cache = self._caches.setdefault(number, {})
+                entries = zip(cells, ubatch.positions, ubatch.tokens, strict=True)
+                cache.update((int(cell), (int(at), int(token))) for cell, at, token in entries)
+        return ()
+
+    def passed(self, stop: Stop) -> None:
+        """Never called."""
+
+    # --- requests ---
+
+    def _tokens(self, stop: Stop) -> Json:
+        """`tokens` of the compute, and `cells` of the first cache: lists of number or cell,
+        position, token, text."""
+        cells = [(cell, *entry) for cell, entry in sorted(self._caches.get(0, {}).items())]
+        return {
+            name: [[*row, self._text(row[-1])] for row in rows[-MOST_TOKENS:]]
+            for name, rows in (("tokens", stop.ubatch.numbered()), ("cells", cells))
+        }
+
+    def _look_through(self, stop: Stop, wanted: LensArguments) -> Json:
+        """For each layer so far the most probable tokens: lists of token, text, probability."""
+        guesses = self._lens.look(stop, wanted.token)
+        best = [{"layer": of.layer, "best": self._best(of.top(wanted.top))} for of in guesses]
+        return {"layers": best}
+
+    def _attention(self, stop: Stop, wanted: AttentionArguments) -> Json:
+        """A picture of each head, or of one: rows are tokens, columns cells of the cache; each
+        picture's cell is the largest share of those that it covers. `rows` and `cells` are the
+        texts of their tokens, null where they are not known."""
+        seen = attention(stop, wanted.layer)
+        n_heads, n_rows, _ = seen.weights.shape
+        heads = range(n_heads)
+        if wanted.head is not None and wanted.head not in heads:
+            raise UsageError(f"there is no head {wanted.head}; there are 0 to {n_heads - 1}")
+        shown, size = (heads, SMALL) if wanted.head is None else ([wanted.head], LARGE)
+        maps = []
+        for head in shown:
+            values, rows, columns = heat_map(seen.weights[head, :, : seen.used], *size)
+            maps.append(
+                {
+                    "head": head, "values": np.round(values, _DECIMALS).tolist(),
+                    "rowEdges": rows.tolist(), "columnEdges": columns.tolist(),
+                }
+            )  # fmt: skip
+        number, _ = self._writes.get(seen.layer, (-1, 0))
+        cache = self._caches.get(number, {})
+        tokens = [token for *_, token in stop.ubatch.numbered()]
+        known = [self._text(token) for token in tokens] if len(tokens) == n_rows else None
+        return {
+            "layer": seen.layer, "computed": seen.computed, "sinks": seen.sinks,
+            "heads": n_heads, "maps": maps, "rows": known or [None] * n_rows,
+            "cells": [self._text(cache[at][1]) if at in cache else None for at in range(seen.used)],
+        }  # fmt: skip
+
+    def _next(self, stop: Stop) -> Json:
+        """The most probable next tokens, at the logits."""
+        values = stop.values() if stop.node.name == "result_output" else None
+        if values is None or not values.size:
+            raise UsageError("the logits have not been computed yet")
+        return {"best": self._best(most_probable(np.atleast_2d(values)[-1], 10))}
+
+    def _best(self, best: Iterable[tuple[int, float]]) -> list[list[Any]]:
+        return [[token, self._text(token), share] for token, share in best]
+
+
+def _cache_writes(graph: LiveGraph) -> dict[int, tuple[int, int]]:
+    """By layer: the number of the cache that its keys go into, and the address of the tensor that
+    has the cell of each token. Caches with several streams are left out: their cells are not
+    those of a row of attention."""
+    found: dict[int, tuple[int, int]] = {}
+    numbers: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.op != "SET_ROWS" or len(node.sources) != 3:
+            continue
+        cells, cache = node.sources[1:]
+        if cache.name.startswith("cache_k") and tensor_at(cache.address).ne[2] == 1:
+            number = numbers.setdefault(cells.address, len(numbers))
+            found[node.layer] = (number, cells.address)
+    return found
+
+
+# --- the server ---
 
 
 class DebugServer(LoopbackServer):
-    """A server of `shared`, bound to a port of the loopback interface; 0 takes a free one.
-
-    Raises UsageError if the port is taken.
-    """
+    """A server of `shared`, bound to a port of the loopback interface; 0 takes a free one. Raises
+    UsageError if the port is taken."""
 
     def __init__(self, shared: SharedRun, port: int = 0, tensors: Tensors | None = None) -> None:
         super().__init__(port)
@@ -44,28 +351,27 @@ class DebugServer(LoopbackServer):
     def run(self, started: Callable[[], None]) -> None:
         """Serve until a browser ends the session, Ctrl-C or SIGTERM; `started` is called once it
         answers."""
-        own = [
+        own: list[BaseRoute] = [
             *page_routes("llamacpp_instr.debugger.page", PAGE),
             WebSocketRoute("/dap", self._talk),
         ]
-        if self._tensors is None:
+        tensors = self._tensors
+        if tensors is None:
             self.serve(own, started)
             return
-        routes = [*weight_routes(self._tensors), Route("/begin", self._begin, methods=["POST"])]
-        own += [
-            *page_routes("llamacpp_instr.converters.live", CHARTS),
-            Mount("/weights", routes=routes),
-        ]
+
+        async def begin(_request: Request) -> Response:
+            """Measures the weights when their tab is first opened: the model is running."""
+            tensors.start()
+            return Response(status_code=204)
+
+        routes = [*weight_routes(tensors), Route("/begin", begin, methods=["POST"])]
+        own += page_routes("llamacpp_instr.converters.live", CHARTS)
+        own.append(Mount("/weights", routes=routes))
         try:
             self.serve(own, started)
         finally:
-            self._tensors.stop()
-
-    async def _begin(self, _request: Request) -> Response:
-        """Measures the weights when their tab is first opened, because the model is running."""
-        assert self._tensors is not None
-        self._tensors.start()
-        return Response(status_code=204)
+            tensors.stop()
 
     async def _talk(self, browser: WebSocket) -> None:
         await browser.accept()
@@ -87,7 +393,7 @@ class DebugServer(LoopbackServer):
         self._shared.join(send)
         await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
         self._shared.leave(send)
-        if self._shared.is_over:
+        if self._shared.adapter.is_over:
             await asyncio.sleep(0)
             written = asyncio.create_task(waiting.join())
             first = asyncio.FIRST_COMPLETED
@@ -97,13 +403,13 @@ class DebugServer(LoopbackServer):
         reader.cancel()
         with suppress(RuntimeError, WebSocketDisconnect, asyncio.TimeoutError):
             await asyncio.wait_for(browser.close(), PATIENCE_S)
-        if self._shared.is_over:
+        if self._shared.adapter.is_over:
             self.stop()
 
     async def _read(self, browser: WebSocket, send: Callable[[bytes], None]) -> None:
         """Answers messages until the browser leaves or has ended the session."""
         with suppress(WebSocketDisconnect, ProtocolError, KeyError, RuntimeError):
-            while not self._shared.is_over:
+            while not self._shared.adapter.is_over:
                 data = await browser.receive_text()
                 await asyncio.to_thread(self._shared.handle, send, data)
 

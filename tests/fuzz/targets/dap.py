@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.control import Debugger
 from llamacpp_instr.debugger.dap.adapter import Adapter
-from llamacpp_instr.debugger.dap.framing import read_message, write_message
-from llamacpp_instr.debugger.stop import Go, Stop
+from llamacpp_instr.debugger.dap.transports import read_message, write_message
+from llamacpp_instr.debugger.stop import Debugger, Go, Stop
 from llamacpp_instr.run.debugging import Launched, launch
 from tests.fuzz.guard import check_terminal, may_refuse
 

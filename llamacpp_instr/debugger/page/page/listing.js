@@ -1,6 +1,6 @@
-// The listing as source text (only the lines in sight are elements), and the map of it.
+// The listing as source text (only the lines in sight are elements), the map of it, and breakpoints.
 
-import { $, make } from "./parts.js";
+import { $, button, make, row } from "./parts.js";
 
 const LINE = 22; // pixels
 const MARGIN = 12; // lines beyond what is in sight
@@ -61,10 +61,6 @@ export class Listing {
     this.#redraw();
   }
 
-  reveal(line) {
-    this.box.scrollTop = (line - 1) * LINE - this.box.clientHeight / 3;
-  }
-
   #redraw() {
     this.#drawn = "";
     this.#draw();
@@ -75,40 +71,35 @@ export class Listing {
     const end = Math.min(this.lines.length, Math.ceil((this.box.scrollTop + this.box.clientHeight) / LINE) + MARGIN);
     if (this.#drawn === `${first} ${end}`) return;
     this.#drawn = `${first} ${end}`;
-    const shown = this.lines.slice(first, end).map((line) => (line.name === null ? this.#heading(line) : this.#row(line)));
+    const shown = this.lines.slice(first, end).map((line) => this.#line(line));
     const focused = document.activeElement;
     const again = focused && this.inner.contains(focused) ? `[data-line="${focused.closest(".line").dataset.line}"] .${focused.className}` : "";
     this.inner.replaceChildren(...shown);
     if (again) this.inner.querySelector(again)?.focus({ preventScroll: true });
   }
 
-  #place(line, kind, ...children) {
-    const row = make("div", { class: `line ${kind}`, "data-line": line.line }, ...children);
-    row.style.top = `${(line.line - 1) * LINE}px`;
-    return row;
-  }
-
-  #heading(line) {
-    return this.#place(line, "heading", make("span", { text: line.text.slice(2) }));
-  }
-
-  #row(line) {
-    const mark = this.#marks.get(line.line);
+  #line(line) {
     const now = line.line === this.here;
-    const point = make("button", {
-      class: "point", type: "button", "aria-pressed": String(Boolean(mark)),
-      title: mark ? "Remove the breakpoint" : "Stop after this op, every time",
-      "aria-label": `Breakpoint at line ${line.line}`, text: mark ? (mark.condition ? "◆" : "●") : "○",
-      onclick: () => this.act.breakpoint(line.line),
-    });
-    const name = make("button", { class: "name", type: "button", text: line.name,
-      title: `${line.text}\n${line.purpose}\n\nClick to look at its values`, onclick: () => this.act.show(line) });
-    const run = make("button", { class: "run", type: "button", text: "run to", title: "Run until this op has run, once",
-      onclick: () => this.act.until(line) });
-    const kind = `op${now ? " now" : ""}${this.here && line.line <= this.here ? " ran" : ""}`;
-    return this.#place(line, kind, point, make("span", { class: "at", text: now ? "▶" : String(line.line) }),
-      name, make("span", { class: "rest", text: line.rest, title: line.text }),
-      make("span", { class: "purpose", text: line.purpose, title: line.purpose }), run);
+    const kind = line.name === null ? "heading" : `op${now ? " now" : ""}${this.here && line.line <= this.here ? " ran" : ""}`;
+    const cells = line.name === null ? [make("span", {}, line.text.slice(2))] : this.#op(line, now);
+    const element = make("div", { class: `line ${kind}`, "data-line": line.line }, ...cells);
+    element.style.top = `${(line.line - 1) * LINE}px`;
+    return element;
+  }
+
+  #op(line, now) {
+    const mark = this.#marks.get(line.line);
+    return [
+      button(mark ? (mark.condition ? "◆" : "●") : "○", () => this.act.breakpoint(line.line), {
+        class: "point", "aria-pressed": Boolean(mark), "aria-label": `Breakpoint at line ${line.line}`,
+        title: mark ? "Remove the breakpoint" : "Stop after this op, every time" }),
+      make("span", { class: "at" }, now ? "▶" : line.line),
+      button(line.name, () => this.act.show(line),
+        { class: "name", title: `${line.text}\n${line.purpose}\n\nClick to look at its values` }),
+      make("span", { class: "rest", title: line.text }, line.rest),
+      make("span", { class: "purpose", title: line.purpose }, line.purpose),
+      button("run to", () => this.act.until(line), { class: "run", title: "Run until this op has run, once" }),
+    ];
   }
 }
 
@@ -118,32 +109,138 @@ export function drawMap(lines, here, until) {
   for (const line of lines) {
     if (line.name === null) continue;
     if (!blocks.includes(line.block)) blocks.push(line.block);
-    if (!layers.has(line.layer)) layers.set(line.layer, new Map());
-    const row = layers.get(line.layer);
-    if (!row.has(line.block)) row.set(line.block, []);
-    row.get(line.block).push(line);
+    if (!layers.has(line.layer)) layers.set(line.layer, {});
+    (layers.get(line.layer)[line.block] ??= []).push(line);
   }
-  const at = here ? lines[here - 1] : null;
+  const at = lines[here - 1];
   const cell = (layer, block) => {
-    const ops = layers.get(layer).get(block);
+    const ops = layers.get(layer)[block];
     if (!ops) return make("td");
-    const ran = here ? ops.filter((op) => op.line <= here).length : 0;
-    const now = at && at.layer === layer && at.block === block;
+    const ran = ops.filter((op) => op.line <= here).length;
+    const now = at.layer === layer && at.block === block;
     const state = now ? "now" : ran === ops.length ? "ran" : ran ? "part" : "ahead";
-    const label = now ? "▶" : ran === ops.length ? "✓" : "";
     const where = `${layer < 0 ? "" : `layer ${layer}, `}${block}: ${ops.length} op${ops.length > 1 ? "s" : ""}`;
-    return make("td", {}, make("button", { type: "button", class: state, text: label,
-      "data-layer": layer, "data-block": block,
-      title: `${where}\nClick to run until its first op has run`, "aria-label": `Run to ${where}`,
-      onclick: () => until(ops[0]) }));
+    return make("td", {}, button({ now: "▶", ran: "✓" }[state] ?? "", () => until(ops[0]),
+      { class: state, "data-layer": layer, "data-block": block,
+        title: `${where}\nClick to run until its first op has run`, "aria-label": `Run to ${where}` }));
   };
-  const head = make("tr", {}, make("th", { text: "layer" }), ...blocks.map((block) => make("th", { scope: "col", text: block })));
-  const order = [...layers.keys()].sort((a, b) => a - b);
-  const rows = order.map((layer) => make("tr", {}, make("th", { scope: "row", text: layer < 0 ? "none" : String(layer) }),
-    ...blocks.map((block) => cell(layer, block))));
+  const heads = blocks.map((block) => make("th", { scope: "col" }, block));
+  const rows = [...layers.keys()].sort((a, b) => a - b).map((layer) =>
+    row("td", [make("th", { scope: "row" }, layer < 0 ? "none" : layer), ...blocks.map((block) => cell(layer, block))]));
   const map = $("map"), box = map.parentElement;
-  map.replaceChildren(make("thead", {}, head), make("tbody", {}, ...rows));
-  const row = map.querySelector(".now")?.closest("tr");
-  if (row && (row.offsetTop < box.scrollTop + 40 || row.offsetTop > box.scrollTop + box.clientHeight - 40))
-    box.scrollTop = row.offsetTop - box.clientHeight / 2;
+  map.replaceChildren(make("thead", {}, row("th", ["layer", ...heads])), make("tbody", {}, ...rows));
+  const line = map.querySelector(".now")?.closest("tr");
+  if (line && (line.offsetTop < box.scrollTop + 40 || line.offsetTop > box.scrollTop + box.clientHeight - 40))
+    box.scrollTop = line.offsetTop - box.clientHeight / 2;
+}
+
+const FILTERS = ["nan", "inf"];
+
+// The breakpoints: lines of listings, our own words, NaN and infinity. The protocol wants all of a
+// kind at once.
+export class Breakpoints {
+  #asked = { lines: {}, functions: [], filters: [] };
+  #placed = new Map(); // what is asked → what the adapter answered
+
+  // `listing` shows those in lines; `fail(error)` tells what went wrong
+  constructor(connection, listing, fail) {
+    Object.assign(this, { connection, listing, fail, reference: "" });
+    $("add-break").addEventListener("submit", (event) => {
+      event.preventDefault();
+      const name = $("break-text").value.trim();
+      if (!name) return;
+      this.#asked.functions.push({ name });
+      $("break-text").value = "";
+      this.#set(null);
+    });
+    for (const name of FILTERS) $(`on-${name}`).addEventListener("change", () => this.#setFilters());
+  }
+
+  // What all browsers together have set. To `ask` for the same again changes nothing, but tells what
+  // became of it.
+  async restore(asked, ask) {
+    this.#asked = structuredClone(asked);
+    for (const name of FILTERS) $(`on-${name}`).checked = this.#asked.filters.includes(name);
+    this.#placed.clear();
+    this.#draw();
+    if (!ask) return;
+    for (const reference of Object.keys(this.#asked.lines)) await this.#set(reference);
+    if (this.#asked.functions.length) await this.#set(null);
+  }
+
+  look(reference) {
+    this.reference = String(reference);
+    this.#draw();
+  }
+
+  toggle(line) {
+    const all = (this.#asked.lines[this.reference] ??= []);
+    const at = all.findIndex((one) => one.line === line);
+    if (at < 0) all.push({ line });
+    else all.splice(at, 1);
+    this.#set(this.reference);
+  }
+
+  // An event of the adapter: a breakpoint was verified, or refused, later.
+  changed(placed) {
+    for (const [one, known] of this.#placed) if (known.id === placed.id) this.#placed.set(one, { ...known, ...placed });
+    this.#draw();
+  }
+
+  // Those of a listing, or our own words if `reference` is null.
+  #of(reference) {
+    return reference === null ? this.#asked.functions : this.#asked.lines[reference] ?? [];
+  }
+
+  async #set(reference) {
+    const wanted = [...this.#of(reference)];
+    const source = { sourceReference: +reference };
+    try {
+      const { breakpoints } = reference === null
+        ? await this.connection.request("setFunctionBreakpoints", { breakpoints: wanted })
+        : await this.connection.request("setBreakpoints", { source, breakpoints: wanted });
+      breakpoints.forEach((placed, i) => this.#placed.set(wanted[i], placed));
+    } catch (error) {
+      this.fail(error);
+    }
+    this.#draw();
+  }
+
+  async #setFilters() {
+    this.#asked.filters = FILTERS.filter((name) => $(`on-${name}`).checked);
+    await this.connection.request("setExceptionBreakpoints", { filters: this.#asked.filters }).catch(this.fail);
+  }
+
+  #draw() {
+    this.listing.mark(new Map(this.#of(this.reference).map((one) => [this.#placed.get(one)?.line || one.line, one])));
+    const rows = [...Object.keys(this.#asked.lines), null].flatMap((reference) =>
+      this.#of(reference).map((one) => this.#row(one, reference)));
+    $("breaks").replaceChildren(...rows);
+    $("no-breaks").hidden = rows.length > 0;
+  }
+
+  #row(one, reference) {
+    const words = reference === null ? one.name : this.#named(one.line, reference);
+    const remove = () => {
+      const all = this.#of(reference);
+      all.splice(all.indexOf(one), 1);
+      this.#set(reference);
+    };
+    const input = (key, attributes) => make("input", { type: "text", value: one[key] ?? "", ...attributes,
+      onchange: (event) => {
+        one[key] = event.target.value.trim() || undefined;
+        this.#set(reference);
+      } });
+    const condition = input("condition",
+      { placeholder: "absmax > 60 or nan", "aria-label": `Condition of ${words}`, spellcheck: "false" });
+    const hits = input("hitCondition", { placeholder: "1", class: "few", "aria-label": `First hit of ${words} that stops` });
+    const { message } = this.#placed.get(one) ?? {};
+    return make("li", {}, make("code", {}, words), make("label", {}, "if ", condition), make("label", {}, "from hit ", hits),
+      button("Remove", remove), ...(message ? [make("p", { class: "problem" }, message)] : []));
+  }
+
+  #named(line, reference) {
+    const known = reference === this.reference ? this.listing.lines[line - 1] : null;
+    return known?.name ? `${known.name} (line ${line})` : `graph-${reference}, line ${line}`;
+  }
 }

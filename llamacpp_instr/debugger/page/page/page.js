@@ -1,24 +1,81 @@
 // The debugger's page: what it shows follows from the adapter's answers at each stop.
 
-import { Breakpoints } from "./breakpoints.js";
-import { drawMap, Listing, parse } from "./listing.js";
+import { Breakpoints, drawMap, Listing, parse } from "./listing.js";
 import { drawAttention, drawComparison, drawHead, drawLens, drawNext, drawTokens } from "./looks.js";
-import { $, dark, make } from "./parts.js";
-import { Connection, literal, quoted } from "./protocol.js";
-import { offerWeights } from "./tabs.js";
+import { $, button, dark, make, row } from "./parts.js";
 import { TensorView } from "./tensor.js";
+
+// The Debug Adapter Protocol over a WebSocket: requests, their answers, and events.
+class Connection {
+  #socket = null;
+  #seq = 0;
+  #waiting = new Map();
+  #over = false;
+
+  // `onEvent(name, body)`; `onLost(isOver)` when the connection ends; it comes back by itself
+  constructor(onEvent, onLost) {
+    this.onEvent = onEvent;
+    this.onLost = onLost;
+    this.#open();
+  }
+
+  // The body of the answer; rejects with the adapter's line.
+  request(command, args = {}) {
+    if (this.#socket.readyState !== WebSocket.OPEN) return Promise.reject(new Error("not connected"));
+    const seq = ++this.#seq;
+    this.#socket.send(JSON.stringify({ seq, type: "request", command, arguments: args }));
+    return new Promise((resolve, reject) => this.#waiting.set(seq, { resolve, reject }));
+  }
+
+  // Ends the session; the server ends, too.
+  quit() {
+    this.#over = true;
+    return this.request("disconnect").catch(() => {});
+  }
+
+  #open() {
+    const address = new URL("dap", location.href);
+    address.protocol = "ws:";
+    this.#socket = new WebSocket(address);
+    this.#socket.onmessage = (message) => {
+      const received = JSON.parse(message.data);
+      if (received.type === "event") this.onEvent(received.event, received.body || {});
+      else this.#answered(received);
+    };
+    this.#socket.onclose = () => {
+      for (const { reject } of this.#waiting.values()) reject(new Error("the connection was lost"));
+      this.#waiting.clear();
+      this.onLost(this.#over);
+      if (!this.#over) setTimeout(() => this.#open(), 1000);
+    };
+  }
+
+  #answered(answer) {
+    const waiting = this.#waiting.get(answer.request_seq);
+    this.#waiting.delete(answer.request_seq);
+    if (!waiting) return;
+    if (answer.success) waiting.resolve(answer.body || {});
+    else waiting.reject(new Error(answer.message || "refused"));
+  }
+}
+
+// A word of a command, whatever is in it.
+const quoted = (word) => (/^[\w.\-:]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`);
+
+// A name as a pattern that matches only itself.
+const literal = (name) => name.replace(/[*?[]/g, "[$&]");
 
 const sources = new Map(); // listings by reference
 let lines = [], here = null; // of the stop: {line, layer, block, name}
-let visit = 0; // counts stops, so that late answers about an earlier one are not shown
+let visit = 0; // counts stops
 let head = 0, seenLens = "";
 let state = "connecting"; // running, stopped, over, lost
 
-const connection = new Connection(onEvent, onLost);
+const connection = new Connection((name, body) => EVENTS[name]?.(body), onLost);
 const listing = new Listing({
   breakpoint: (line) => breakpoints.toggle(line),
   show: (line) => show(line.name),
-  until: (line) => until(`${quoted(literal(line.name))} op=${line.op}`),
+  until: (line) => until(placeOf(line)),
 });
 const breakpoints = new Breakpoints(connection, listing, fail);
 const tensor = new TensorView(connection, changing);
@@ -30,16 +87,12 @@ const EVENTS = {
   "instr/changes": changed,
   "instr/breakpoints": (asked) => breakpoints.restore(asked, false),
   "instr/comparison": compared,
-  stopped: (body) => atStop(body),
-  continued: () => running(),
+  stopped: atStop,
+  continued: running,
   breakpoint: (body) => breakpoints.changed(body.breakpoint),
   output: printed,
   exited: ({ exitCode }) => ended(exitCode),
 };
-
-function onEvent(name, body) {
-  EVENTS[name]?.(body);
-}
 
 function onLost(isOver) {
   if (state === "over" && !isOver) return;
@@ -71,7 +124,7 @@ function printed({ category, output }) {
   }
   if (!output.trim()) return;
   $("output").hidden = false;
-  $("messages").append(make("li", { text: output.trimEnd() }));
+  $("messages").append(make("li", {}, output.trimEnd()));
 }
 
 function compared(comparison) {
@@ -110,17 +163,20 @@ function running() {
 
 // --- a stop ---
 
+// The answer to a request about this stop. If the model has gone on meanwhile, it never comes.
+function ask(command, args) {
+  const mine = visit;
+  const still = (then) => (answer) => mine === visit && then(answer);
+  return new Promise((resolve, reject) => connection.request(command, args).then(still(resolve), still(reject)));
+}
+
 const WHY = { entry: "at the first op", step: "after a step", pause: "because you paused it", exception: "because of a NaN or an infinity" };
 
 async function atStop({ reason, description }) {
   const mine = ++visit;
-  const is = () => mine === visit;
   try {
-    const { stackFrames } = await connection.request("stackTrace", { threadId: 1 });
-    if (!is()) return;
-    const [op, , , step] = stackFrames;
+    const { stackFrames: [op, , , step] } = await ask("stackTrace", { threadId: 1 });
     await listed(op.source.sourceReference);
-    if (!is()) return;
     here = lines[op.line - 1];
     here.isLast = lines[op.line]?.layer !== here.layer;
     const why = WHY[reason] ?? `at ${description}`;
@@ -130,17 +186,17 @@ async function atStop({ reason, description }) {
     document.body.dataset.known = "";
     breakpoints.look(op.source.sourceReference);
     listing.stand(op.line, true);
-    drawMap(lines, op.line, (line) => runTo(line));
-    const shown = [describe(is), tensor.show(null), tokens(is), next(is), lens(is), attention(is)];
+    drawMap(lines, op.line, runTo);
+    const shown = [describe(), tensor.show(null), ask("instr/tokens").then(drawTokens), next(), lens(), attention()];
     const where = here.layer < 0 ? "" : `layer ${here.layer}`;
     const block = ["attention", "feed-forward"].includes(here.block) ? here.block : "";
     name($("ablate-block"), block && where && `the ${block} of ${where}`);
     name($("ablate-layer"), where && `all of ${where}`);
     $("ablations").hidden = !where;
     await Promise.all(shown);
-    if (is()) document.body.dataset.visit = String(mine); // everything is drawn
+    if (mine === visit) document.body.dataset.visit = mine; // everything is drawn
   } catch (error) {
-    if (is()) fail(error);
+    fail(error);
   }
 }
 
@@ -151,7 +207,7 @@ function name(button, text) {
 
 async function listed(reference) {
   if (!sources.has(reference)) {
-    const { content } = await connection.request("source", { sourceReference: reference });
+    const { content } = await ask("source", { sourceReference: reference });
     sources.set(reference, parse(content));
   }
   if (lines === sources.get(reference)) return;
@@ -159,37 +215,23 @@ async function listed(reference) {
   listing.fill(lines);
 }
 
-async function describe(is) {
-  const children = async ({ variablesReference }) =>
-    (await connection.request("variables", { variablesReference })).variables;
-  const { scopes } = await connection.request("scopes", { frameId: 1 });
+async function describe() {
+  const children = async ({ variablesReference }) => (await ask("variables", { variablesReference })).variables;
+  const { scopes } = await ask("scopes", { frameId: 1 });
   const named = new Map(scopes.map((scope) => [scope.name, scope]));
   const [params, read, weights] = await Promise.all(
     ["Op", "Sources", "Weights"].map((scope) => (named.has(scope) ? children(named.get(scope)) : [])));
-  if (!is()) return;
   $("op-purpose").textContent = params.find(({ name }) => name === "purpose")?.value ?? "";
   $("op-text").textContent = here.text;
   $("params").replaceChildren(...params.filter(({ name }) => name !== "purpose")
-    .flatMap(({ name, value }) => [make("dt", { text: name }), make("dd", { text: value })]));
-  const rows = [...read.map((of) => [of, "reads"]), ...weights.map((of) => [of, "weight"])];
-  $("sources").replaceChildren(...rows.map(([of, kind]) => make("tr", {}, make("td", { text: kind }),
-    make("td", {}, of.variablesReference
-      ? make("button", { type: "button", text: of.name, title: "Look at its values", onclick: () => show(of.name) })
-      : make("span", { text: of.name })),
-    make("td", { text: of.value }))));
+    .flatMap(({ name, value }) => [make("dt", {}, name), make("dd", {}, value)]));
+  const source = (kind) => (of) => row("td", [kind, make("td", {}, of.variablesReference
+    ? button(of.name, () => show(of.name), { title: "Look at its values" }) : make("span", {}, of.name)), of.value]);
+  $("sources").replaceChildren(...read.map(source("reads")), ...weights.map(source("weight")));
 }
 
-async function tokens(is) {
-  const seen = await connection.request("instr/tokens");
-  if (is()) drawTokens(seen);
-}
-
-async function next(is) {
-  let best = [];
-  try {
-    ({ best } = await connection.request("instr/next"));
-  } catch { /* the logits are the last op's */ }
-  if (!is()) return;
+async function next() {
+  const { best } = await ask("instr/next").catch(() => ({ best: [] })); // the logits are the last op's
   drawNext(best);
   $("to-logits").hidden = best.length > 0;
   $("next-caption").textContent = best.length
@@ -198,47 +240,42 @@ async function next(is) {
 }
 
 // The lens computes: it is asked only when another layer is complete.
-async function lens(is) {
+async function lens() {
   if (!$("lens-box").open) return;
   const wanted = $("where").textContent.split(" · ").at(-1) + here.layer + here.isLast;
   if (wanted === seenLens) return;
   try {
-    const { layers } = await connection.request("instr/lens", { top: 5 });
-    if (!is()) return;
+    const { layers } = await ask("instr/lens", { top: 5 });
     seenLens = wanted;
     drawLens(layers);
     $("lens-problem").textContent = "";
   } catch (error) {
-    if (!is()) return;
     $("lens").replaceChildren();
     $("lens-problem").textContent = `Not now: ${error.message}.`;
   }
 }
 
-async function attention(is) {
+async function attention() {
   if (!$("attention-box").open) return;
-  const to = lines.find((line) => line.line > here.line && ["FLASH_ATTN_EXT", "SOFT_MAX"].includes(line.op))
-    ?? lines.find((line) => ["FLASH_ATTN_EXT", "SOFT_MAX"].includes(line.op));
+  const all = lines.filter((line) => ["FLASH_ATTN_EXT", "SOFT_MAX"].includes(line.op));
+  const to = all.find((line) => line.line > here.line) ?? all[0];
   name($("to-attention"), to ? `Run to the attention of layer ${to.layer}` : "");
   $("to-attention").onclick = () => runTo(to);
   try {
-    const seen = await connection.request("instr/attention");
-    if (!is()) return;
+    const seen = await ask("instr/attention");
     $("attention-problem").textContent = "";
     if (head >= seen.heads) head = 0;
     drawAttention(seen, head, (chosen) => {
       head = chosen;
-      attention(is);
+      attention();
     });
-    const one = await connection.request("instr/attention", { head });
-    if (!is()) return;
+    const one = await ask("instr/attention", { head });
     $("head-box").hidden = false;
     $("head-name").textContent = `Layer ${seen.layer}, head ${head}`;
     $("ablate-head").textContent = `Leave out head ${head}`;
     $("ablate-head").onclick = () => command(`ablate layer=${seen.layer} head=${head}`);
     drawHead(one);
   } catch (error) {
-    if (!is()) return;
     $("heads").replaceChildren();
     $("head-box").hidden = true;
     $("attention-caption").textContent = "How much each token (row) looks at each earlier one (column), in each head of a layer.";
@@ -246,9 +283,7 @@ async function attention(is) {
   }
 }
 
-async function show(of) {
-  await tensor.show(here && of === here.name ? null : of);
-}
+const show = (of) => tensor.show(of === here?.name ? null : of);
 
 // --- what the user does ---
 
@@ -261,47 +296,38 @@ function clear() {
   $("problem").hidden = true;
 }
 
-async function go(command, args = {}) {
-  clear();
-  try {
-    await connection.request(command, { threadId: 1, ...args });
-    running();
-  } catch (error) {
-    fail(error);
-  }
-}
-
 // One of our commands. That the model goes on, or that something has changed, is an event.
 function command(line) {
   clear();
-  return connection.command(line).catch(fail);
+  return connection.request("evaluate", { expression: line, context: "repl" }).catch(fail);
 }
 
 const until = (text) => command(`until ${text}`);
-const runTo = (line) => until(line.layer < 0 ? `${quoted(literal(line.name))} op=${line.op}`
-  : `${quoted(literal(line.name))} op=${line.op} layer=${line.layer}`);
+const placeOf = (line) => `${quoted(literal(line.name))} op=${line.op}`;
+const runTo = (line) => until(line.layer < 0 ? placeOf(line) : `${placeOf(line)} layer=${line.layer}`);
 
 // By this page or another one.
 async function changed({ changes }) {
   drawChanges(changes);
-  const mine = visit;
-  const is = () => mine === visit;
-  if (here) await Promise.all([tensor.refresh(), next(is), attention(is)]);
+  if (here) await Promise.all([tensor.refresh(), next(), attention()]);
 }
 
 function drawChanges(changes) {
-  $("changes").replaceChildren(...changes.map((line) => make("li", {}, make("code", { text: line }))));
+  $("changes").replaceChildren(...changes.map((line) => make("li", {}, make("code", {}, line))));
 }
 
 function changing() {
   $("tensor-back").hidden = tensor.name === null;
-  const { name, slice } = tensor.place;
+  const { name, slice } = tensor;
   $("change-what").textContent = `${name ?? here?.name ?? ""}${slice ? ` ${slice}` : ", all values"}:`;
 }
 
 for (const button of document.querySelectorAll("[data-step]"))
   button.onclick = () => command(`step ${button.dataset.step}`);
-$("continue").onclick = () => go("continue");
+$("continue").onclick = () => {
+  clear();
+  connection.request("continue", { threadId: 1 }).then(running, fail);
+};
 $("pause").onclick = () => connection.request("pause", { threadId: 1 }).catch(fail);
 $("quit").onclick = () => connection.quit();
 $("to-logits").onclick = () => until("result_output");
@@ -310,21 +336,53 @@ $("ablate-block").onclick = () => command(`ablate layer=${here.layer} block=${he
 $("ablate-layer").onclick = () => command(`ablate layer=${here.layer}`);
 for (const button of document.querySelectorAll("[data-edit]"))
   button.onclick = () => {
-    const { name, slice } = tensor.place;
+    const { name, slice } = tensor;
     const edit = button.dataset.edit;
     const value = edit === "zero" ? "" : ` ${quoted($(`edit-${edit}`).value.trim())}`;
     command(`${edit}${value}${name === null ? "" : ` ${quoted(name)}`}${slice ? ` ${slice}` : ""}`);
   };
 for (const [box, draw] of [["lens-box", lens], ["attention-box", attention]])
-  $(box).addEventListener("toggle", () => {
-    const mine = visit;
-    if (here && $(box).open) draw(() => mine === visit);
-  });
+  $(box).addEventListener("toggle", () => here && draw());
 
-dark.addEventListener("change", () => {
-  const mine = visit;
-  if (here) attention(() => mine === visit);
-});
+dark.addEventListener("change", () => here && attention());
+
+// --- the weights of the model, which are read when their tab is first opened ---
+
+const BASE = "weights/";
+let started = false;
+
+function loaded(element) {
+  return new Promise((done, failed) => {
+    Object.assign(element, { onload: done, onerror: () => failed(new Error("instr debug has ended")) });
+    document.head.append(element);
+  });
+}
+
+async function begin() {
+  started = true;
+  await Promise.all([
+    loaded(make("script", { src: "uplot.js" })),
+    loaded(make("link", { rel: "stylesheet", href: "uplot.css" })),
+    loaded(make("link", { rel: "stylesheet", href: `${BASE}weights.css` })),
+    fetch(`${BASE}begin`, { method: "POST" }),
+  ]);
+  const { mount } = await import(`./${BASE}weights.js`);
+  await mount($("weights"), BASE);
+}
+
+// `fail` is called with the reason if the weights cannot be shown.
+function offerWeights(fail) {
+  $("tabs").hidden = false;
+  const show = (weights) => {
+    document.querySelector("main").hidden = weights;
+    $("weights").hidden = !weights;
+    $("tab-run").setAttribute("aria-pressed", !weights);
+    $("tab-weights").setAttribute("aria-pressed", weights);
+    if (weights && !started) begin().catch((error) => { started = false; fail(error); });
+  };
+  $("tab-run").onclick = () => show(false);
+  $("tab-weights").onclick = () => show(true);
+}
 
 const KEYS = { c: "continue", o: "op", b: "block", l: "layer", d: "decode" };
 addEventListener("keydown", (event) => {

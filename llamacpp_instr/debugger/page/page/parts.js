@@ -2,17 +2,22 @@
 
 export const $ = (id) => document.getElementById(id);
 
-// An element with attributes (`text`, `class`, `onclick`, `data-x` …) and children.
+// An element with attributes (`class`, `onclick`, `data-x` …) and children: elements and texts.
 export function make(name, attributes = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
-    if (key === "text") element.textContent = value;
-    else if (key.startsWith("on")) element[key] = value;
-    else if (value !== null && value !== false) element.setAttribute(key, value === true ? "" : value);
+    if (key.startsWith("on")) element[key] = value;
+    else if (value !== null) element.setAttribute(key, value);
   }
   element.append(...children);
   return element;
 }
+
+export const button = (text, onclick, attributes = {}) => make("button", { type: "button", onclick, ...attributes }, text);
+
+// A row of a table: texts in cells called `tag`, and cells that are elements already.
+export const row = (tag, cells, attributes = {}) =>
+  make("tr", attributes, ...cells.map((cell) => (cell instanceof Node ? cell : make(tag, {}, cell))));
 
 export const number = (value) =>
   value === null ? "–" : Number.isInteger(value) ? value.toLocaleString("en") : `${+value.toPrecision(6)}`;
@@ -47,4 +52,22 @@ export function prepared(canvas, width, height) {
   const context = canvas.getContext("2d");
   context.scale(scale, scale);
   return context;
+}
+
+// Draws the rows of a matrix as cells, in the colours that `colour(value)` gives them.
+export function drawCells(canvas, cells, width, height, colour) {
+  const context = prepared(canvas, width, height);
+  cells.forEach((values, y) => values.forEach((value, x) => {
+    const [wide, tall] = [width / values.length, height / cells.length];
+    context.fillStyle = colour(value);
+    context.fillRect(x * wide, y * tall, wide + 0.5, tall + 0.5);
+  }));
+}
+
+// The row and column of the cell of a drawn matrix at which an event was; null outside.
+export function cellAt(event, cells) {
+  const box = event.target.getBoundingClientRect();
+  const y = Math.floor(((event.clientY - box.top) / box.height) * cells.length);
+  const x = Math.floor(((event.clientX - box.left) / box.width) * (cells[0]?.length ?? 0));
+  return cells[y]?.[x] === undefined ? null : [y, x];
 }
