@@ -1,6 +1,4 @@
-"""Speed of converting a log to Chrome's JSON format.
-
-    python -m benchmarks.convert_json
+"""Speed of converting a log to Chrome's JSON format: `python -m benchmarks.convert_json`.
 
 Records a session of the demo model and extends the log by repeating its decodes. In one run, in
 turns, it measures CPU seconds of this process for
@@ -14,14 +12,10 @@ so the ratio is a lower bound: making these events also takes time.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.convert import cpu
-from benchmarks.long_log import write_long_log
-from benchmarks.ratios import median_ratio
+from benchmarks.harness import cpu_in_turns, median_ratio, record_demo, write_long_log
 from llamacpp_instr.converters.exports.chrome import write_chrome
 from llamacpp_instr.log.reader import read_events
 
@@ -32,27 +26,22 @@ LOG_BYTES = 4 << 20
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         real, log, trace = (Path(folder) / name for name in ("real.log", "long.log", "long.json"))
-        command = f"run demo -p Once -n 32 --level detailed --log {real}".split()
-        subprocess.run(
-            [sys.executable, "-m", "llamacpp_instr", *command], check=True, capture_output=True
-        )
-        n_ops = write_long_log(real, log, LOG_BYTES)
-        with trace.open("wb") as file:
-            write_chrome(read_events(log), file)
+        record_demo(real)
+        n_ops, _ = write_long_log(real, log, LOG_BYTES)
+        convert(log, trace)
         events = json.loads(trace.read_bytes())["traceEvents"]
-        ours, peer = list[float](), list[float]()
-        for _ in range(PAIRS):
-            ours.append(cpu(convert, log))
-            peer.append(cpu(json.dumps, events))
+        seconds = cpu_in_turns(
+            PAIRS, ours=lambda: convert(log, Path("/dev/null")), peer=lambda: json.dumps(events)
+        )
         size = trace.stat().st_size >> 20
         print(f"{n_ops:,} op slices, {len(events):,} events, {size} MiB of JSON")
-        speed = median_ratio([len(events) / 1e6] * PAIRS, ours)
+        speed = median_ratio([len(events) / 1e6] * PAIRS, seconds["ours"])
         print(f"million events a CPU second: {speed}")
-        print(f"times json.dumps:            {median_ratio(peer, ours)}")
+        print(f"times json.dumps:            {median_ratio(seconds['peer'], seconds['ours'])}")
 
 
-def convert(log: Path) -> None:
-    with Path("/dev/null").open("wb") as out:
+def convert(log: Path, trace: Path) -> None:
+    with trace.open("wb") as out:
         write_chrome(read_events(log), out)
 
 

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.harness import arguments, record_demo
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.converters.analyses.diff import compute_diff
 from llamacpp_instr.converters.analyses.diff.rows import Diff
@@ -27,13 +28,7 @@ from llamacpp_instr.log.session import Session, load_session
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--logs", type=int, default=1, help="logs on each side")
-    parser.add_argument("--busy", action="store_true")
-    chosen = parser.parse_args()
+    chosen = arguments(__doc__, pairs=20, repeat=5, threads=1, logs=1, busy=False)
     rows, seen, tables, wrong, failed = Counter[str](), *(Counter[str]() for _ in range(4))
     done = 0
     with tempfile.TemporaryDirectory() as name, neighbours(chosen.busy):
@@ -50,13 +45,12 @@ def main() -> None:
                 failed[f"{threshold:.0%}"] += bool(found.slower_by(threshold))
             differ = []
             for report in found.reports[1:]:
-                words = [row[-1] for row in report.rows]
-                differing = sum(word in ("slower", "faster") for word in words)
-                rows[report.title] += len(words)
-                seen[report.title] += differing
+                n_differing = sum(row[-1] in ("slower", "faster") for row in report.rows)
+                rows[report.title] += len(report.rows)
+                seen[report.title] += n_differing
                 tables[report.title] += 1
-                wrong[report.title] += differing > 0
-                differ += [report.title] * (differing > 0)
+                wrong[report.title] += n_differing > 0
+                differ += [report.title] * (n_differing > 0)
             took = f"{time.monotonic() - begin:.0f} s"
             tell(f"pair {i + 1} of {chosen.pairs}, {took}: {'; '.join(differ) or 'no difference'}")
     print(
@@ -75,7 +69,7 @@ def one_pair(log: Path, chosen: argparse.Namespace) -> Diff:
     sides: tuple[list[Session], list[Session]] = ([], [])
     for i in range(chosen.logs):
         for side in sides if i % 2 else reversed(sides):
-            record(log, chosen.repeat, chosen.threads)
+            record_demo(log, 64, "--repeat", chosen.repeat, "--threads", chosen.threads)
             side.append(load_session(log))
     return compute_diff(*sides)
 
@@ -95,13 +89,6 @@ def neighbours(busy: bool) -> Iterator[None]:
         for other in others:
             other.kill()
             other.wait()
-
-
-def record(log: Path, repeat: int, threads: int) -> None:
-    command = [sys.executable, "-m", "llamacpp_instr", "run", "demo", "--force", "--log", str(log)]
-    command += ["--prompt", "Once upon a time", "-n", "64"]
-    command += ["--repeat", str(repeat), "--threads", str(threads)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 if __name__ == "__main__":

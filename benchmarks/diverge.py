@@ -4,50 +4,39 @@
     python -m benchmarks.diverge shares A.gguf B.gguf
 
 `cost` writes two models of the shape of Llama-3.2-1B with random weights into FOLDER (F16 and
-Q8_0, 3 GB), and measures in turns: both run 512 tokens, and both are compared on them. Memory is
-what the process has of its own (RssAnon), sampled 50 times a second. `shares` measures the shares
-of the weights, and then 20 random mixtures, each with half of the weights of B.
+Q8_0, 3 GB), and measures in turns: both run 512 tokens that the first wrote, and both are compared
+on them. Memory is what the process has of its own (RssAnon), sampled 50 times a second. `shares`
+measures the shares of the weights, and then 20 random mixtures, each with half of the weights of B.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.shaped_model import Shape, write_model
+from benchmarks.harness import own_bytes
 from llamacpp_instr.diverge.follow import Comparison
 from llamacpp_instr.diverge.run import DivergeOptions, Pair, opened_pair, that_differ
 from llamacpp_instr.diverge.shares import measure_shares
 from llamacpp_instr.llama.engine import ModelContext
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.prediction.recorded import Shape, write_random_layers
 
-LLAMA_1B = Shape(layers=16, width=2048, heads=32, kv_heads=8, feed_forward=8192, vocabulary=32000)
-TEXT = "abcde" * 512
-"""512 tokens"""
+LLAMA_1B = Shape(2048, 8192, 32, 8, 32000)
+LAYERS = 16
+TOKENS = 512
 ROUNDS = 3
 MIXTURES = 20
 MIB = 2**20
-
-
-@dataclass
-class Cost:
-    """Of one measurement."""
-
-    wall: float = 0.0
-    cpu: float = 0.0
-    own_bytes: int = 0
-    """the most at any time"""
 
 
 def main() -> None:
@@ -66,23 +55,22 @@ def measure_cost(folder: Path) -> None:
     """Print time and memory of the two runs and of the comparison."""
     folder.mkdir(exist_ok=True)
     files = [
-        load_model_file(write_model(folder / f"1b-{kind}.gguf", LLAMA_1B, kind))
+        load_model_file(write_random_layers(folder / f"1b-{kind}.gguf", LLAMA_1B, [kind] * LAYERS))
         for kind in ("F16", "Q8_0")
     ]
-    options = DivergeOptions()
+    options = DivergeOptions(tokens=TOKENS)
     ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
-    with opened_pair(files[0], files[1], TEXT, options) as pair:
+    with opened_pair(files[0], files[1], None, options) as pair:
         _run_both(pair)  # reads the files
         for _ in range(ROUNDS):
-            plain = _measured(lambda: _run_both(pair))
+            wall, cpu, own = _measured(lambda: _run_both(pair))
             pair.comparison = Comparison([str(file.path) for file in files], options.memory)
-            both = _measured(lambda: pair.compare(lambda *_: None))
-            for key, values in ratios.items():
-                values.append(getattr(both, key) / getattr(plain, key))
-            more = (both.own_bytes - plain.own_bytes) / MIB
+            both_wall, both_cpu, both_own = _measured(lambda: pair.compare(lambda *_: None))
+            ratios["wall"].append(both_wall / wall)
+            ratios["cpu"].append(both_cpu / cpu)
             print(
-                f"two runs {plain.wall:.1f} s ({plain.cpu:.1f} s CPU); compared {both.wall:.1f} s"
-                f" ({both.cpu:.1f} s CPU); {more:.0f} MiB more than the runs, of"
+                f"two runs {wall:.1f} s ({cpu:.1f} s CPU); compared {both_wall:.1f} s"
+                f" ({both_cpu:.1f} s CPU); {(both_own - own) / MIB:.0f} MiB more than the runs, of"
                 f" {options.memory // MIB} allowed",
                 flush=True,
             )
@@ -121,32 +109,25 @@ def _run_both(pair: Pair) -> None:
                 context.decode(chunk, all_logits=True)
 
 
-def _measured(work: Callable[[], object]) -> Cost:
-    cost = Cost()
-    with _sampled(cost):
-        begun, cpu = time.monotonic(), time.process_time()
-        work()
-        cost.wall, cost.cpu = time.monotonic() - begun, time.process_time() - cpu
-    return cost
-
-
-@contextmanager
-def _sampled(cost: Cost) -> Iterator[None]:
+def _measured(work: Callable[[], object]) -> tuple[float, float, int]:
+    """Seconds, CPU seconds, and the most memory of its own that the process has meanwhile."""
     over = threading.Event()
+    most = own_bytes()
 
     def sample() -> None:
+        nonlocal most
         while not over.wait(0.02):
-            status = Path(f"/proc/{os.getpid()}/status").read_text()
-            own = int(status.partition("RssAnon:")[2].split()[0]) * 1024
-            cost.own_bytes = max(cost.own_bytes, own)
+            most = max(most, own_bytes())
 
     thread = threading.Thread(target=sample)
     thread.start()
+    begun, cpu = time.monotonic(), time.process_time()
     try:
-        yield
+        work()
     finally:
         over.set()
         thread.join()
+    return time.monotonic() - begun, time.process_time() - cpu, most
 
 
 if __name__ == "__main__":

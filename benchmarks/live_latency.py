@@ -9,10 +9,6 @@ percentile.
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness import INSTR, arguments, median_and_late
 from llamacpp_instr.log.session import load_session
 from tests.kit import ui_kit
-from tests.kit.native_kit import ROOT
 from tests.load.client import ask
 from tests.load.mix import requests_of
 from tests.load.server import Server
@@ -31,9 +27,7 @@ CLIENTS = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=int, default=60)
-    seconds = parser.parse_args().seconds
+    seconds = arguments(__doc__, seconds=60).seconds
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "server.log"
         shown = _record(log, seconds)
@@ -48,15 +42,13 @@ def main() -> None:
     sampled = (done + begin) / 1e6
     seen = (first < len(counts)) & (sampled > times[0])  # while the page was open
     ages = times[first[seen]] - sampled[seen]
-    median, late = np.percentile(ages, [50, 99])
     print(f"{len(ages):,} of {len(done):,} tokens in {len(shown):,} changes of the page")
-    print(f"age: median {median:.0f} ms, 99th percentile {late:.0f} ms, most {ages.max():.0f} ms")
+    print(f"age: {median_and_late(ages)}, most {ages.max():.0f} ms")
 
 
 def _record(log: Path, seconds: int) -> list[tuple[float, int]]:
     """The changes of the page: when, in ms since 1970, and how many tokens it then counted."""
-    instr = (sys.executable, "-m", "llamacpp_instr")
-    under = (*instr, "exec", "--log", str(log), "--")
+    under = (*INSTR, "exec", "--log", str(log), "--")
     until = time.monotonic() + seconds
     with Server(log.with_suffix(".txt"), under=under) as server:
         server.wait_until_it_answers()
@@ -71,24 +63,13 @@ def _record(log: Path, seconds: int) -> list[tuple[float, int]]:
             thread.start()
         while not log.exists():
             time.sleep(0.1)
-        with subprocess.Popen(
-            [*instr, "live", str(log), "--no-browser"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        ) as live:
-            assert live.stdout is not None
-            request = {
-                "chromium": ui_kit.chromium(),
-                "address": live.stdout.readline().strip(),
-                "seconds": max(until - time.monotonic(), 1),
-            }
-            done = subprocess.run(
-                ["node", "latency.mjs"], cwd=ui_kit.KIT, input=json.dumps(request),
-                capture_output=True, text=True, check=True,
-            )  # fmt: skip
+        with ui_kit.served(log, command="live") as address:
+            remaining = max(until - time.monotonic(), 1)
+            changes = ui_kit.run_script("latency.mjs", address=address, seconds=remaining)
             for thread in clients:
                 thread.join()
-            live.terminate()
         server.stop()
-    return [tuple(change) for change in json.loads(done.stdout)]
+    return changes
 
 
 if __name__ == "__main__":

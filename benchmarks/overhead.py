@@ -3,25 +3,27 @@
 `python -m benchmarks.overhead` measures interleaved pairs on the same machine in one run: with a
 session and without (block by block, in several processes), the patched library without a session
 and the unpatched build of the same sdist (process by process), and with a no-op eval callback in C,
-which is llama.cpp's own way to observe a graph, and without. Callgrind counts the instructions of a
+which is llama.cpp's own way to observe a graph, and without; with --quick, in a fifth of the
+processes. Callgrind counts the instructions of a
 decode with and without the patches; this figure has hardly any noise.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
+from itertools import product
 from pathlib import Path
 
-from benchmarks.ratios import median_ratio
-from benchmarks.shaped_model import LLAMA_100M, write_model
+from benchmarks.harness import MODEL_100M, ROOT, arguments, median_ratio
 from llamacpp_instr.base.system import cache_dir
-from tests.kit.native_kit import DEMO, ROOT, countable_library, unpatched_library
+from llamacpp_instr.prediction.recorded import write_random_layers
+from tests.kit.native_kit import DEMO, countable_library, unpatched_library
 
 WORKER = ROOT / "benchmarks" / "decode_worker.py"
 # the memory layout of a process changes a ratio by about 1 %
@@ -29,35 +31,38 @@ PROCESSES, QUICK = 40, 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a fifth of the processes")
-    processes = QUICK if parser.parse_args().quick else PROCESSES
-    large = cache_dir() / "tests" / "random-100m.gguf"
-    large.parent.mkdir(parents=True, exist_ok=True)
+    processes = QUICK if arguments(__doc__, quick=False).quick else PROCESSES
+    folder = cache_dir() / "tests"
+    folder.mkdir(parents=True, exist_ok=True)
+    large = write_random_layers(folder / "random-100m.gguf", *MODEL_100M)
     # blocks of about 0.1 s, so that other load on the machine affects both of a pair
     models = {
         "demo, 3.7 M parameters": (DEMO, 16, 400),
-        "random, 100 M parameters": (write_model(large, LLAMA_100M), 8, 12),
+        "random, 100 M parameters": (large, 8, 12),
     }
 
     print("| model | threads | measured / peer | CPU time, median ratio [95 % interval] |")
     print("|---|---|---|---|")
-    for name, (model, blocks, decodes) in models.items():
-        for threads in (1, 2):
-            for variants, part in ((("detailed", "verbose"), 1), (("callback",), 4)):
-                times = of_processes(
-                    processes, model, threads, blocks // part, decodes, "off", *variants
-                )
-                for variant in variants:
-                    ratio = median_ratio(times[variant], times["off"])
-                    row(name, threads, f"{variant} / off", ratio)
-            by_library: dict[bool, list[int]] = {False: [], True: []}
-            for pair in range(processes // 2):
-                for unpatched in (False, True) if pair % 2 else (True, False):
-                    blocks_ns = work(model, threads, 4, decodes, "off", unpatched=unpatched)["off"]
-                    by_library[unpatched].append(sum(blocks_ns))
-            ratio = median_ratio(by_library[False], by_library[True])
-            row(name, threads, "off / unpatched", ratio)
+    for (name, (model, blocks, decodes)), threads in product(models.items(), (1, 2)):
+
+        def row(what: str, measured: list[int], peer: list[int]) -> None:
+            ratio = median_ratio(measured, peer)
+            print(f"| {name} | {threads} | {what} | {ratio} |", flush=True)  # noqa: B023
+
+        for variants, part in ((("detailed", "verbose"), 1), (("callback",), 4)):
+            times: dict[str, list[int]] = defaultdict(list)
+            for _ in range(processes):
+                of = work(model, threads, blocks // part, decodes, "off", *variants)
+                for variant, ns in of.items():
+                    times[variant] += ns
+            for variant in variants:
+                row(f"{variant} / off", times[variant], times["off"])
+        by_library: dict[bool, list[int]] = {False: [], True: []}
+        for pair in range(processes // 2):
+            for unpatched in (False, True) if pair % 2 else (True, False):
+                of = work(model, threads, 4, decodes, "off", unpatched=unpatched)
+                by_library[unpatched].append(sum(of["off"]))
+        row("off / unpatched", by_library[False], by_library[True])
     if shutil.which("valgrind"):
         off, plain = (instructions_per_decode(unpatched=which) for which in (False, True))
         print(
@@ -68,25 +73,13 @@ def main() -> None:
         print("\nvalgrind is not installed: instructions were not counted")
 
 
-def row(model: str, threads: int, what: str, ratio: object) -> None:
-    print(f"| {model} | {threads} | {what} | {ratio} |", flush=True)
-
-
-def of_processes(
-    processes: int, model: Path, threads: int, blocks: int, decodes: int, *variants: str
-) -> dict[str, list[int]]:
-    """Like `work`, in `processes` processes."""
-    each = [work(model, threads, blocks, decodes, *variants) for _ in range(processes)]
-    return {variant: [ns for times in each for ns in times[variant]] for variant in variants}
-
-
 def work(
     model: Path, threads: int, blocks: int, decodes: int, *variants: str, unpatched: bool = False
 ) -> dict[str, list[int]]:
     """CPU nanoseconds of every block, by variant."""
-    arguments = [str(model), str(threads), str(blocks), str(decodes), *variants]
+    words = [str(model), str(threads), str(blocks), str(decodes), *variants]
     done = subprocess.run(
-        [sys.executable, str(WORKER), *arguments],
+        [sys.executable, str(WORKER), *words],
         env=environment(unpatched), check=True, capture_output=True, text=True,
     )  # fmt: skip
     times: dict[str, list[int]] = json.loads(done.stdout)

@@ -1,6 +1,6 @@
 """How far predictions are from measurements, for models that the probe never saw.
 
-    python -m benchmarks.predict [--machine machine.json] [--threads 1,2] [--rounds 3] [--json]
+    python -m benchmarks.predict [--machine machine.json] [--threads 1,2] [--json]
 
 Each held-out model is quantized, recorded and predicted from the F16 file alone. Printed are median
 absolute errors of decodes, of prefills, and of each kind of op with more than 1 % of the time, with
@@ -12,19 +12,18 @@ assumes no distribution. Run it when the machine is idle, right after `instr pro
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.stats import quantile_test
 
+from benchmarks.harness import arguments
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
@@ -51,28 +50,22 @@ FEW = 0.01
 """of the time of a step; kinds of op with less do not count"""
 
 
-@dataclass
 class Errors:
-    """Relative errors by what they are of; the roofline's beside the prediction's."""
+    """Relative errors of predictions and of the roofline by what they are of, and whether each step
+    lay within two standard deviations."""
 
-    of: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    roofline: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    inside: list[bool] = field(default_factory=list)
-    """whether a step lay within two standard deviations"""
+    def __init__(self) -> None:
+        self.of: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.inside: list[bool] = []
 
     def add(self, what: str, measured: float, predicted: float, roofline: float) -> None:
-        self.of[what].append(predicted / measured - 1)
-        self.roofline[what].append(roofline / measured - 1)
+        self.of[what].append((predicted / measured - 1, roofline / measured - 1))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--machine")
-    parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--types", default=",".join(TYPES))
-    parser.add_argument("--models", default="")
-    parser.add_argument("--json", action="store_true")
-    args = parser.parse_args()
+    args = arguments(
+        __doc__, machine=None, threads="1,2", types=",".join(TYPES), models="", json=False
+    )
     probe = read_probe(args.machine)
     errors = Errors()
     rows: list[dict[str, object]] = []
@@ -81,17 +74,17 @@ def main() -> None:
             for file_type in args.types.split(","):
                 for row in compared(Path(name), source, file_type, args.threads, probe, errors):
                     rows.append({"model": model, "type": file_type, **row})
-                    print(_line(rows[-1]), file=sys.stderr, flush=True)
-    medians: dict[str, Any] = {
-        what: {
+                    print(*map(_short, rows[-1].values()), file=sys.stderr, flush=True)
+    medians: dict[str, Any] = {}
+    for what, pairs in sorted(errors.of.items()):
+        of, roofline = np.transpose(pairs)
+        medians[what] = {
             "steps": len(of),
             "median_error": float(np.median(np.abs(of))),
             "interval": interval(np.abs(of)),
             "bias": float(np.median(of)),
-            "roofline": float(np.median(np.abs(errors.roofline[what]))),
+            "roofline": float(np.median(np.abs(roofline))),
         }
-        for what, of in sorted(errors.of.items())
-    }
     within = float(np.mean(errors.inside))
     if args.json:
         print(json.dumps({"rows": rows, "medians": medians, "within_two_sigma": within}, indent=1))
@@ -118,9 +111,8 @@ def interval(values: Floats) -> tuple[float, float]:
     )
 
 
-def _line(row: dict[str, object]) -> str:
-    return " ".join(f"{value:.3g}" if isinstance(value, float) else str(value)
-                    for value in row.values())  # fmt: skip
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def held_out(folder: Path, chosen: str) -> Iterator[tuple[str, Path]]:
@@ -137,10 +129,9 @@ def compared(
     folder: Path, path: Path, file_type: str, threads: str, probe: Probe, errors: Errors
 ) -> Iterator[dict[str, object]]:
     """Predicts from the F16 file, and records a file that was really quantized."""
-    source = load_model_file(path)
+    source, real = load_model_file(path), path
     retyped = folder / "retyped"
     retyped.mkdir(exist_ok=True)
-    real = path
     with Quantizer(source, QuantizeOptions()) as quantizer:
         plan = quantizer.plan(file_type)
         predicted_file = write_retyped(source, plan, retyped)
@@ -151,13 +142,9 @@ def compared(
         log = folder / "measured.log"
         record_runs(real, log, n, RUNS)
         for sample in samples(load_session(log), 0.5):
-            if wanted(sample):
+            # not the filling of a cache
+            if len(sample.steps) >= 2 and sample.tokens in {run.tokens for run in RUNS}:
                 yield compare(sample, predicted_file, probe, n, errors)
-
-
-def wanted(sample: Sample) -> bool:
-    """Not the filling of a cache."""
-    return len(sample.steps) >= 2 and sample.tokens in {run.tokens for run in RUNS}
 
 
 def compare(

@@ -24,13 +24,14 @@ RANGE = (0.67, 1.5)
 def main() -> int:
     within = True
     for measured in bandwidth(SIZES, [1]):
-        size = measured.bytes
-        one, other = (np.ones(size // 8, np.float32) for _ in range(2))
-        theirs = size / fastest_ns(partial(np.copyto, one, other), SECONDS) * 1e9
+        one, other = np.ones((2, measured.bytes // 8), np.float32)
+        theirs = measured.bytes / fastest_ns(partial(np.copyto, one, other), SECONDS) * 1e9
         ratio = measured.bytes_per_second / theirs
         within &= RANGE[0] <= ratio <= RANGE[1]
-        rates = [f"{rate / 1e9:6.1f} GB/s" for rate in (measured.bytes_per_second, theirs)]
-        print(f"{size // MIB:4} MiB: ggml {rates[0]}, numpy {rates[1]}, ratio {ratio:.2f}")
+        print(
+            f"{measured.bytes // MIB:4} MiB: ggml {measured.bytes_per_second / 1e9:6.1f} GB/s,"
+            f" numpy {theirs / 1e9:6.1f} GB/s, ratio {ratio:.2f}"
+        )
     return 0 if within else 1
 
 

@@ -1,9 +1,9 @@
-"""Speed of computing the error of weights.
+"""Speed of computing the error of weights, and speed and memory of reading a model's headers.
 
     python -m benchmarks.quality [--rows 4096] [--pairs 5]
 
-Stores a random tensor in files as F16 and, by ggml's own quantizer, in each K type. In one run, in
-turns, it measures CPU seconds of all threads of this process for
+Stores a random tensor of `--rows` rows in files as F16 and, by ggml's own quantizer, in each K
+type. In one run, in turns, it measures CPU seconds of all threads of this process for
 
     ours    `compute_weight_errors` of the two files: RMSE, largest error, SQNR, cosine, four
             percentiles, the worst block, and elements that are not finite
@@ -12,18 +12,23 @@ turns, it measures CPU seconds of all threads of this process for
     equal   peer and `np.percentile`; no worst block, no search for elements that are not finite
 
 BLAS has one thread in all of them, because waiting threads would count as work.
+
+Then it makes a model of 2,000 tensors with a vocabulary of 128,000 tokens and its merges, whose
+weights are a hole in the file, and measures in the same way
+
+    ours    all work of `instr inspect`: loading the headers, all tables including the tensors'
+    peer    gguf-py's GGUFReader opening the file, and no use of the result
+
+and the peak memory of the real command, with the same headers and files of several sizes.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -32,31 +37,32 @@ import numpy as np
 import numpy.typing as npt
 from gguf.quants import dequantize
 
-from benchmarks.ratios import median_ratio
-from llamacpp_instr.lab.weights.error import WeightError
+from benchmarks.harness import arguments, cost_of_instr, cpu_in_turns, median_ratio
+from llamacpp_instr.converters.analyses.inspect import compute_inspection, compute_tensors
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.llama.native import load
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType
+from tests.kit.gguf_files import save
 
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 ROW = 4096
+N_LAYERS, N_TOKENS = 222, 128_000
+ROLES = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up",
+         "ffn_down")  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
 F16 = gguf.GGMLQuantizationType.F16
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rows", type=int, default=4096, help=f"of {ROW} elements")
-    parser.add_argument("--pairs", type=int, default=5)
-    args = parser.parse_args()
+    args = arguments(__doc__, rows=4096, pairs=5)
     compare_weight_errors(args.rows, args.pairs)
-
-    from benchmarks.inspect_model import compare_inspect
-
     print()
-    compare_inspect()
+    compare_inspect(args.pairs)
+
+
+# --- errors of weights ---
 
 
 def compare_weight_errors(rows: int, pairs: int) -> None:
@@ -68,21 +74,15 @@ def compare_weight_errors(rows: int, pairs: int) -> None:
         for type_ in map(BY_NAME.__getitem__, K_TYPES):
             stored = quantize(values, type_)
             candidate = load_model_file(write_tensor(Path(name) / f"{type_}.gguf", stored, type_))
+            ours = partial(compute_weight_errors, reference, candidate)
+            peer = partial(peer_error, half, stored, type_)
+            for figure, value in peer()[0].items():
+                assert abs(getattr(ours()[0], figure) - value) <= 1e-3 * abs(value), figure
 
-            def ours() -> WeightError:
-                return compute_weight_errors(reference, candidate)[0]  # noqa: B023
+            def equal() -> object:
+                return np.percentile(peer()[1], [50, 90, 99, 99.9])  # noqa: B023
 
-            def peer() -> tuple[dict[str, float], npt.NDArray[np.float32]]:
-                return peer_error(half, stored, type_)  # noqa: B023
-
-            def equal() -> Any:
-                return np.percentile(peer()[1], [50, 90, 99, 99.9])
-
-            check_same(ours(), peer()[0])
-            seconds: dict[str, list[float]] = {"ours": [], "peer": [], "equal": []}
-            for _ in range(pairs):
-                for what, function in (("ours", ours), ("peer", peer), ("equal", equal)):
-                    seconds[what].append(cpu(function))
+            seconds = cpu_in_turns(pairs, ours=ours, peer=peer, equal=equal)
             each = {what: np.median(s) / values.size * 1e9 for what, s in seconds.items()}
             figures = ", ".join(f"{what} {ns:.2f}" for what, ns in each.items())
             print(f"{type_}: {figures} ns a weight")
@@ -106,11 +106,6 @@ def peer_error(
     }, size
 
 
-def check_same(error: WeightError, peer: dict[str, float]) -> None:
-    for name, value in peer.items():
-        assert abs(getattr(error, name) - value) <= 1e-3 * abs(value), name
-
-
 def quantize(values: npt.NDArray[np.float32], type_: GgmlType) -> Bytes:
     lib = load().lib
     lib.ggml_quantize_chunk.restype = ctypes.c_size_t
@@ -118,9 +113,8 @@ def quantize(values: npt.NDArray[np.float32], type_: GgmlType) -> Bytes:
     lib.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, *[number] * 3, pointer]
     rows, row = values.shape
     stored = np.empty((rows, type_.row_bytes(row)), np.uint8)
-    lib.ggml_quantize_chunk(
-        type_.number, values.ctypes.data, stored.ctypes.data, 0, rows, row, None
-    )
+    at = values.ctypes.data, stored.ctypes.data
+    lib.ggml_quantize_chunk(type_.number, *at, 0, rows, row, None)
     return stored
 
 
@@ -129,18 +123,61 @@ def write_tensor(path: Path, stored: Bytes, type_: GgmlType) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     kind = gguf.GGMLQuantizationType(type_.number)
     writer.add_tensor("blk.0.ffn_up.weight", stored, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return path
 
 
-def cpu(function: Callable[[], Any]) -> float:
-    """CPU seconds of a call, of all threads of this process."""
-    begin = time.process_time()
-    function()
-    return time.process_time() - begin
+# --- headers ---
+
+
+def compare_inspect(pairs: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        model = write_headers(Path(name) / "model.gguf", row=256)
+        seconds = cpu_in_turns(
+            pairs, ours=partial(inspect, model), peer=partial(gguf.GGUFReader, model)
+        )
+        ours, peer = seconds["ours"], seconds["peer"]
+        header = load_model_file(model)
+        head, n_tensors = header.file_size - header.n_bytes, len(header.weights)
+        print(
+            f"inspect of {n_tensors:,} tensors, {N_TOKENS:,} tokens, {head / 1e6:.1f} MB of header"
+        )
+        print(f"  CPU seconds: {min(ours):.3f}, gguf-py's GGUFReader {min(peer):.3f}")
+        print(f"  times as fast as GGUFReader: {median_ratio(peer, ours)}")
+        for path in (model, write_headers(Path(name) / "large.gguf", row=4096)):
+            _, peak = cost_of_instr("inspect", path, "-o", "/dev/null")
+            size = path.stat().st_size
+            print(f"  a file of {size / 1e9:.1f} GB: peak memory {peak / 1e6:.1f} MB")
+
+
+def inspect(path: Path) -> None:
+    model = load_model_file(path)
+    compute_inspection(model)
+    compute_tensors(model)
+
+
+def write_headers(path: Path, row: int) -> Path:
+    """A model of about 2,000 tensors of row x row elements, without data."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(N_LAYERS)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"token{i}" for i in range(N_TOKENS)])
+    writer.add_token_types([1] * N_TOKENS)
+    writer.add_token_merges([f"tok en{i}" for i in range(N_TOKENS)])
+    writer.add_bos_token_id(N_TOKENS - 2)
+    writer.add_eos_token_id(N_TOKENS - 1)
+    names = [f"blk.{layer}.{role}.weight" for layer in range(N_LAYERS) for role in ROLES]
+    n_bytes = row * row * 2
+    for name in ["token_embd.weight", "output.weight", *names]:
+        writer.add_tensor_info(name, [row, row], "float16", n_bytes, F16)  # type: ignore[arg-type]
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        data_start = -(-file.seek(0, 2) // 32) * 32
+        file.truncate(data_start + n_bytes * (len(names) + 2))
+    return path
 
 
 if __name__ == "__main__":

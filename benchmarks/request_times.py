@@ -8,7 +8,6 @@ clock once it runs again, so the delay of its thread is part of each difference 
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -19,17 +18,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import ROOT, arguments
 from llamacpp_instr.converters.analyses.requests import compute_requests
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
-from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.native_kit import DEMO
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=5)
     differences: dict[str, list[float]] = defaultdict(list)
-    for _ in range(parser.parse_args().runs):
+    for _ in range(arguments(__doc__, runs=5).runs):
         with tempfile.TemporaryDirectory() as name:
             log = Path(name) / "server.log"
             command = [sys.executable, "-m", "tests.kit.batch_server", str(DEMO), str(log)]

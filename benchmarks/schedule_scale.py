@@ -1,4 +1,4 @@
-"""CPU seconds and memory of list scheduling: `python -m benchmarks.schedule_scale`.
+"""CPU seconds and memory of list scheduling: `python -m benchmarks.schedule_scale [--tasks N]`.
 
 A million tasks with two million dependencies, on eight equal engines, and on three kinds of engine
 with different speeds and a hand-over. Each is measured in a process of its own, without the time to
@@ -7,15 +7,11 @@ import and to make the graph; the memory is the peak of the whole process.
 
 from __future__ import annotations
 
-import argparse
-import json
-import resource
-import subprocess
-import sys
 import time
 
 import numpy as np
 
+from benchmarks.harness import arguments, in_own_process, peak_bytes
 from llamacpp_instr.converters.scheduling.optimum import compute_bounds
 from llamacpp_instr.converters.scheduling.schedule import schedule_list
 from llamacpp_instr.converters.scheduling.tasks import (
@@ -40,33 +36,22 @@ ENGINES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", type=int, default=1_000_000)
-    parser.add_argument("--only", choices=ENGINES, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.only:
-        print(json.dumps(measure(asked.only, asked.tasks)))
-        return
+    n = arguments(__doc__, tasks=1_000_000).tasks
     for name in ENGINES:
-        command = [sys.executable, "-m", "benchmarks.schedule_scale"]
-        command += ["--only", name, "--tasks", str(asked.tasks)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout)
+        cpu, peak, over_bound = in_own_process(measure, name, n)
         print(
-            f"{name:<20} {found['cpu_s']:5.1f} CPU s, {found['rss_mb']:5.0f} MB,"
-            f" makespan {found['over_bound']:.3f} times the lower bound"
+            f"{name:<20} {cpu:5.1f} CPU s, {peak / 1e6:5.0f} MB,"
+            f" makespan {over_bound:.3f} times the lower bound"
         )
 
 
-def measure(name: str, n: int) -> dict[str, float]:
-    """List scheduling of `n` tasks: CPU seconds, peak RSS in MB, makespan over the lower bound."""
+def measure(name: str, n: int) -> tuple[float, int, float]:
+    """List scheduling of `n` tasks: CPU seconds, peak memory, makespan over the lower bound."""
     tasks = random_tasks(n)
     begun = time.process_time()
     made = schedule_list(tasks, ENGINES[name])
-    cpu = time.process_time() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-    bound = compute_bounds(tasks, ENGINES[name])[0].ns
-    return {"cpu_s": cpu, "rss_mb": peak, "over_bound": made.makespan / bound}
+    cpu, peak = time.process_time() - begun, peak_bytes()
+    return cpu, peak, made.makespan / compute_bounds(tasks, ENGINES[name]).makespan
 
 
 def random_tasks(n: int, seed: int = 0) -> Tasks:
@@ -79,19 +64,11 @@ def random_tasks(n: int, seed: int = 0) -> Tasks:
     ]
     label = rng.choice(3, n, p=[0.4, 0.5, 0.1]).astype(np.int32)
     ns = rng.integers(200, 200_000, n)
-    back = rng.integers(1, 100, (n, 2))
-    sources = np.arange(n)[:, None] - back
+    sources = np.arange(n)[:, None] - rng.integers(1, 100, (n, 2))
     counts = np.where(sources.min(axis=1) >= 0, 2, 0)
-    return Tasks(
-        labels,
-        label,
-        ns,
-        ns * 10,
-        np.zeros(n, np.int64),
-        np.zeros(n, np.int32),
-        np.concatenate(([0], np.cumsum(counts))),
-        sources[counts == 2].ravel(),
-    )
+    first = np.concatenate(([0], np.cumsum(counts)))
+    size, layer = np.zeros(n, np.int64), np.zeros(n, np.int32)
+    return Tasks(labels, label, ns, ns * 10, size, layer, first, sources[counts == 2].ravel())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -19,10 +18,10 @@ from urllib.parse import urlsplit
 import gguf
 import numpy as np
 
+from benchmarks.harness import median_and_late
 from llamacpp_instr.lab.view.tensors import Matrix
 from tests.kit import ui_kit
 from tests.kit.gguf_files import save
-from tests.kit.native_kit import ROOT
 
 N_ROWS, N_COLUMNS = 4096, 14336
 NAME = "blk.0.ffn_down.weight"
@@ -34,8 +33,7 @@ def main() -> None:
         write_models(f16, q4_k)
         for model in (f16, q4_k):
             with ui_kit.served(model, "--view", command="weights") as address:
-                wait_until_measured(address)
-                tiles(model.stem, address)
+                tiles(model.stem, Page(address))
             frames(model.stem, model)
         frames("Q4_K against F16", q4_k, "--reference", str(f16))
 
@@ -56,25 +54,25 @@ def write_models(f16: Path, q4_k: Path) -> None:
     save(writer)
 
 
-def ask(connection: http.client.HTTPConnection, path: str) -> bytes:
-    connection.request("GET", path)
-    answer = connection.getresponse()
-    data = answer.read()
-    assert answer.status == 200, data
-    return data
+class Page:
+    """The page of a server, over one connection, once the server has measured the model."""
+
+    def __init__(self, address: str) -> None:
+        self._place = urlsplit(address)
+        self._connection = http.client.HTTPConnection(self._place.netloc, timeout=100)
+        while not json.loads(self.ask("figures"))["over"]:
+            time.sleep(0.1)
+
+    def ask(self, path: str) -> bytes:
+        self._connection.request("GET", f"{self._place.path}{path}")
+        answer = self._connection.getresponse()
+        data = answer.read()
+        assert answer.status == 200, data
+        return data
 
 
-def wait_until_measured(address: str) -> None:
-    place = urlsplit(address)
-    connection = http.client.HTTPConnection(place.netloc, timeout=100)
-    while not json.loads(ask(connection, f"{place.path}figures"))["over"]:
-        time.sleep(0.1)
-
-
-def tiles(name: str, address: str) -> None:
+def tiles(name: str, page: Page) -> None:
     """Print the times of tiles, by level; the first of a coarse level computes all of them."""
-    place = urlsplit(address)
-    connection = http.client.HTTPConnection(place.netloc, timeout=100)
     matrix = Matrix(N_ROWS, N_COLUMNS, lambda *_: np.empty(0))
     for level in range(matrix.top, -1, -1):
         rows, columns = (-(-n // 256) for n in matrix.shape(level))
@@ -82,29 +80,19 @@ def tiles(name: str, address: str) -> None:
         times = []
         for row, column in places[:: max(len(places) // 100, 1)]:
             begin = time.perf_counter()
-            ask(connection, f"{place.path}tile/largest/0/0/{level}/{row}/{column}")
+            page.ask(f"tile/largest/0/0/{level}/{row}/{column}")
             times.append(1000 * (time.perf_counter() - begin))
-        told = (
-            f"median {np.median(times):.1f} ms, 99th percentile {np.percentile(times, 99):.1f} ms"
-        )
-        print(f"{name}, level {level}: {len(times)} of {len(places)} tiles, {told}", flush=True)
+        n_tiles = f"{len(times)} of {len(places)} tiles"
+        print(f"{name}, level {level}: {n_tiles}, {median_and_late(times)}", flush=True)
 
 
 def frames(name: str, model: Path, *options: str) -> None:
     """Print the times between frames while Chromium zooms."""
     with ui_kit.served(model, "--view", *options, command="weights") as address:
-        wait_until_measured(address)
-        request = {"chromium": ui_kit.chromium(), "address": address}
-        done = subprocess.run(
-            ["node", "zoom.mjs"], cwd=ROOT / "tests" / "ui", input=json.dumps(request),
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    seen = json.loads(done.stdout)
+        Page(address)
+        seen = ui_kit.run_script("zoom.mjs", address=address)
     for what, times in seen.items():
-        told = (
-            f"median {np.median(times):.1f} ms, 99th percentile {np.percentile(times, 99):.1f} ms"
-        )
-        print(f"{name}, {what}: {len(times)} frames, {told}", flush=True)
+        print(f"{name}, {what}: {len(times)} frames, {median_and_late(times)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from llamacpp_instr.log.steps import PHASES, Account, counted_steps
 from llamacpp_instr.prediction.probe.file import Probe, known_probe
 from llamacpp_instr.report.charts import import_matplotlib, missing_note
 from llamacpp_instr.report.page import render_page, render_part
+from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Report
-from llamacpp_instr.report.text import render_text
 
 if TYPE_CHECKING:
     import pandas as pd

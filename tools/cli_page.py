@@ -79,39 +79,16 @@ def _command(name: str) -> click.Command:
 
 
 def _section(name: str) -> list[str]:
-    """One command: usage, description, options, examples."""
+    """One command: usage, description, options except `--help`, and examples."""
     command = _command(name)
     ctx = click.Context(command, info_name=f"instr {name}")
     usage = " ".join(["instr", name, *command.collect_usage_pieces(ctx)])
-    return [
-        f"## instr {name}",
-        "",
-        "```text",
-        usage,
-        "```",
-        "",
-        inspect.cleandoc(command.help or ""),
-        "",
-        *(f"- `{names}`: {text}" for names, text in _options(command, ctx)),
-        "",
-        "```sh",
-        *_examples(command),
-        "```",
-    ]
-
-
-def _options(command: click.Command, ctx: click.Context) -> list[tuple[str, str]]:
-    """Every option except `--help`: its names with their values, and its help."""
-    records = [
-        option.get_help_record(ctx)
-        for option in command.params
-        if isinstance(option, click.Option) and not option.is_eager
-    ]
-    return [(names, " ".join(text.split())) for names, text in filter(None, records)]
-
-
-def _examples(command: click.Command) -> list[str]:
-    """The lines of the epilog below `Example:`."""
-    lines = inspect.cleandoc((command.epilog or "").replace("\b", "")).splitlines()
-    assert lines[:1] in (["Example:"], ["Examples:"]), command.name
-    return [line.strip() for line in lines[1:]]
+    lines = [f"## instr {name}", "", "```text", usage, "```", ""]
+    lines += [inspect.cleandoc(command.help or ""), ""]
+    for option in command.params:
+        is_listed = isinstance(option, click.Option) and not option.is_eager
+        if is_listed and (record := option.get_help_record(ctx)):
+            lines.append(f"- `{record[0]}`: {' '.join(record[1].split())}")
+    heading, *examples = inspect.cleandoc((command.epilog or "").replace("\b", "")).splitlines()
+    assert heading in ("Example:", "Examples:"), name
+    return [*lines, "", "```sh", *map(str.strip, examples), "```"]

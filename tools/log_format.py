@@ -1,18 +1,27 @@
 """Renders docs/reference/log-format.md from the schema, with an example line of every event.
 
-Invariant: every text about an event comes from `schema.py`.
+Invariant: every text about an event comes from `schema.py`: types and defaults through msgspec, the
+strings below fields from the source, because Python does not keep them.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
 from pathlib import Path
 
-from llamacpp_instr.log import schema
-from tools.schema_model import Field, StructDoc, all_structs
+import msgspec
 
+from llamacpp_instr.log import schema
+
+_STRUCTS = {
+    node.name: node
+    for node in ast.parse(inspect.getsource(schema)).body
+    if isinstance(node, ast.ClassDef)
+}
+_PARTS = [name for name in _STRUCTS if not issubclass(getattr(schema, name), schema.Event)]
 _INTRODUCTION = """\
 # Log format
 
@@ -35,42 +44,60 @@ op.
 
 def render_page(examples: Path) -> str:
     """The page as Markdown; `examples` is a log that contains every event."""
-    lines_of = _examples(examples)
-    structs = all_structs()
-    events = [s for s in structs if s.event]
-    parts = [s for s in structs if not s.event]
-    blocks = [_introduction(), *(f"- [`{e.event}`](#{e.event}): {e.doc}" for e in events), ""]
-    for event in events:
-        blocks += [f"### {event.event}", "", event.doc, "", *_table(event)]
-        blocks += ["", "```json", lines_of[event.event], "```", ""]
+    lines_of: dict[str, str] = {}
+    for line in examples.read_text(encoding="utf-8").splitlines():
+        if event := re.match(r'\{"event":"(\w+)"', line):
+            lines_of.setdefault(event[1], line)
+    conventions = inspect.cleandoc(schema.__doc__ or "").partition("Conventions:")
+    blocks = [
+        _INTRODUCTION.format(version=schema.SCHEMA_VERSION, conventions="".join(conventions[1:]))
+    ]
+    # the order of the source
+    events = {
+        schema.event_name(getattr(schema, name)): name
+        for name in _STRUCTS
+        if name != "Event" and name not in _PARTS
+    }
+    for event, name in events.items():
+        blocks.append(f"- [`{event}`](#{event}): {_doc(name)}")
+    blocks.append("")
+    for event, name in events.items():
+        blocks += [f"### {event}", "", _doc(name), "", *_table(name)]
+        blocks += ["", "```json", lines_of[event], "```", ""]
     blocks += ["## Parts of events", ""]
-    for part in parts:
-        blocks += [f"### {part.name}", "", part.doc, "", *_table(part), ""]
+    for name in _PARTS:
+        blocks += [f"### {name}", "", _doc(name), "", *_table(name), ""]
     return "\n".join(blocks).rstrip() + "\n"
 
 
-def _introduction() -> str:
-    module_doc = inspect.cleandoc(schema.__doc__ or "")
-    conventions = module_doc[module_doc.index("Conventions:") :]
-    return _INTRODUCTION.format(version=schema.SCHEMA_VERSION, conventions=conventions)
+def _doc(name: str) -> str:
+    return inspect.cleandoc(ast.get_docstring(_STRUCTS[name]) or "")
 
 
-def _examples(path: Path) -> dict[str, str]:
-    """The first line of every event in the log."""
-    found: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        event = re.match(r'\{"event":"(\w+)"', line)
-        if event:
-            found.setdefault(event[1], line)
+def _table(name: str) -> list[str]:
+    """A row for each key of a struct; an event also has `t`, that of the common base."""
+    sources = _sources("Event") | _sources(name)
+    rows = ["| key | type | when absent | meaning |", "|---|---|---|---|"]
+    for field in msgspec.structs.fields(getattr(schema, name)):
+        kind, doc = sources[field.encode_name]
+        cells = _type(kind), _presence(field), _meaning(kind, doc)
+        rows.append(f"| `{field.encode_name}` | {' | '.join(cells)} |")
+    return rows
+
+
+def _sources(name: str) -> dict[str, tuple[str, str]]:
+    """Field name -> (its annotation, the string below it)."""
+    found = {}
+    body = _STRUCTS[name].body
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            doc = ""
+            if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                doc = str(following.value.value)
+            found[statement.target.id] = (ast.unparse(statement.annotation), doc)
     return found
 
 
-def _table(struct: StructDoc) -> list[str]:
-    rows = [f"| `{f.key}` | {_type(f)} | {_presence(f)} | {_meaning(f)} |" for f in struct.fields]
-    return ["| key | type | when absent | meaning |", "|---|---|---|---|", *rows]
-
-
-_PARTS = [struct.name for struct in all_structs() if not struct.event]
 _TYPES = {
     "Int32Words": "list of int32",
     "Shape": "list of int",
@@ -86,9 +113,9 @@ _TYPES = {
 }
 
 
-def _type(field: Field) -> str:
+def _type(text: str) -> str:
     """The type as the page names it: a JSON type, or the name of a part."""
-    text = field.type.replace(" | None", "")
+    text = text.replace(" | None", "")
     annotated = re.match(r"Annotated\[(\w+), .*\]$", text)
     text = annotated[1] if annotated else text
     if text.startswith("Literal["):
@@ -107,23 +134,20 @@ def _type(field: Field) -> str:
     )
 
 
-def _presence(field: Field) -> str:
+def _presence(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return "never"
-    if field.default is None:
-        return "unknown"
-    if field.default in ("", [], {}):
+    if field.default_factory is not msgspec.NODEFAULT or field.default == "":
         return "empty"
-    return f"`{json.dumps(field.default)}`"
+    return "unknown" if field.default is None else f"`{json.dumps(field.default)}`"
 
 
-def _meaning(field: Field) -> str:
-    doc = " ".join(field.doc.split())
-    described = re.search(r"description='([^']*)'", field.type)
+def _meaning(kind: str, doc: str) -> str:
+    described = re.search(r"description='([^']*)'", kind)
     if not doc and described:
         doc = described[1]
-    if not doc and field.type == "Ref":
+    if not doc and kind == "Ref":
         doc = "its id, assigned by this or an earlier event"
-    if not doc and field.type == "Time":
+    if not doc and kind == "Time":
         doc = "CLOCK_MONOTONIC"
-    return doc.replace("|", "\\|")
+    return " ".join(doc.split()).replace("|", "\\|")

@@ -18,10 +18,12 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import itertools
 import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -87,17 +89,15 @@ def places(source: str) -> dict[Place, list[tuple[str, int]]]:
 def _spared(source: str) -> list[tuple[Place, Place]]:
     spared: list[ast.AST | None] = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign | ast.arg):
-            spared.append(node.annotation)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            spared.append(node.returns)
-        elif isinstance(node, ast.Import | ast.ImportFrom) or (
+        # annotations, results and decorators
+        spared += [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        spared += getattr(node, "decorator_list", [])
+        if isinstance(node, ast.Import | ast.ImportFrom) or (
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         ):
             spared.append(node)
         elif isinstance(node, ast.keyword) and node.arg == "strict":
             spared.append(node.value)  # of zip: it asserts, and changes no result
-        spared += getattr(node, "decorator_list", [])
     return [
         ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
         for node in spared
@@ -107,17 +107,20 @@ def _spared(source: str) -> list[tuple[Place, Place]]:
 
 def draw(modules: Sequence[str], count: int, seed: int) -> Iterator[Mutant]:
     """At most `count` mutants that Python can compile, from the modules in turns."""
+    return itertools.islice(_mutants(modules, seed), count)
+
+
+def _mutants(modules: Sequence[str], seed: int) -> Iterator[Mutant]:
     chance = random.Random(seed)
     waiting = {}
     for module in modules:
         source = (ROOT / module).read_text(encoding="utf-8")
         found = sorted(places(source).items())
         chance.shuffle(found)
-        if found:
-            waiting[module] = (source, found)
-    order = sorted(waiting)
+        waiting[module] = (source, found)
+    order = sorted(module for module, (_, found) in waiting.items() if found)
     chance.shuffle(order)
-    while order and count:
+    while order:
         for module in list(order):
             source, found = waiting[module]
             if not found:
@@ -132,9 +135,6 @@ def draw(modules: Sequence[str], count: int, seed: int) -> Iterator[Mutant]:
                 source.splitlines(), changed.splitlines(), module, module, lineterm="", n=0
             )
             yield Mutant(module, line, "\n".join(list(lines)[2:]), changed)
-            count -= 1
-            if not count:
-                return
 
 
 def _compiles(source: str) -> bool:
@@ -147,15 +147,10 @@ def _compiles(source: str) -> bool:
 
 def copy_of_the_tree(into: Path) -> Path:
     """A copy of the tracked files, as they are in the working tree."""
-    into.mkdir()
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
-    names = filter(None, listed.stdout.decode().split("\0"))
-    present = [name for name in names if (ROOT / name).exists()]
-    packed = ["tar", "--create", "--null", "--files-from=-", "--file=-"]
-    archive = subprocess.run(
-        packed, cwd=ROOT, input="\0".join(present).encode(), capture_output=True, check=True
-    )
-    subprocess.run(["tar", "--extract", "--file=-"], cwd=into, input=archive.stdout, check=True)
+    for name in tracked_files():
+        if (ROOT / name).exists():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, into / name, follow_symlinks=False)
     node_modules = ROOT / "tests" / "ui" / "node_modules"
     if node_modules.is_dir():
         (into / "tests" / "ui" / "node_modules").symlink_to(node_modules)
@@ -166,14 +161,9 @@ def rounds_of_tests(module: str, native: bool) -> list[list[str]]:
     """Arguments of pytest, one list after the other: the tests of the module's room, then all."""
     parts = Path(module).with_suffix("").parts
     room = next((f"tests/{part}" for part in parts if (ROOT / "tests" / part).is_dir()), None)
-    pure = ["-m", "not native"]
-    if room is None:
-        rounds = [[*pure, "tests"]]
-    else:
-        rounds = [[*pure, room], [*pure, "tests", f"--ignore={room}"]]
-    if native:
-        rounds += [["-m", "native", room or "tests"], ["-m", "native", "tests", f"--ignore={room}"]]
-    return rounds
+    rounds = [["tests"]] if room is None else [[room], ["tests", f"--ignore={room}"]]
+    kinds = ("not native", "native") if native else ("not native",)
+    return [["-m", kind, *arguments] for kind in kinds for arguments in rounds]
 
 
 def outcome_of(mutant: Mutant, tree: Path, native: bool) -> str:
@@ -182,11 +172,9 @@ def outcome_of(mutant: Mutant, tree: Path, native: bool) -> str:
     before = path.read_text(encoding="utf-8")
     path.write_text(mutant.source, encoding="utf-8")
     try:
-        for arguments in rounds_of_tests(mutant.module, native):
-            status = _run_tests(tree, arguments)
-            if status != "lived":
-                return status
-        return "lived"
+        rounds = rounds_of_tests(mutant.module, native)
+        statuses = (_run_tests(tree, arguments) for arguments in rounds)
+        return next((status for status in statuses if status != "lived"), "lived")
     finally:
         path.write_text(before, encoding="utf-8")
 
@@ -225,12 +213,11 @@ def table(results: Sequence[Mutant]) -> str:
     )
 
 
-def python_files(paths: Sequence[str]) -> list[str]:
-    """The tracked modules below the paths."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", *paths], cwd=ROOT, capture_output=True, check=True
-    )
-    return [name for name in listed.stdout.decode().split("\0") if name.endswith(".py")]
+def tracked_files(*paths: str) -> list[str]:
+    """The tracked files below the paths, by default all."""
+    command = ["git", "ls-files", "-z", "--", *paths]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    return [name for name in listed.stdout.decode().split("\0") if name]
 
 
 def main() -> int:
@@ -245,7 +232,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("-o", "--output", type=Path, help="write every mutant as JSON")
     options = parser.parse_args()
-    mutants = list(draw(python_files(options.paths), options.count, options.seed))
+    modules = [name for name in tracked_files(*options.paths) if name.endswith(".py")]
+    mutants = list(draw(modules, options.count, options.seed))
     if not mutants:
         parser.error(f"no module of {', '.join(options.paths)} can be changed")
     results = []

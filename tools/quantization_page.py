@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from llamacpp_instr.converters.analyses.compare.candidate import Candidate
@@ -24,7 +25,7 @@ from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.report.charts import Chart, Point, scatter_size_error
+from llamacpp_instr.report.charts import Point, scatter_size_error
 from llamacpp_instr.run.compare import run_trials
 from llamacpp_instr.run.session import RunOptions
 
@@ -56,38 +57,36 @@ def main() -> None:
         print(f"perplexity and KL divergence over {CHUNKS} chunks", file=sys.stderr)
         outputs = compare_outputs(files, None, OutputOptions(chunks=CHUNKS))
         PAGE.write_text(page(table(reference, lines, outputs), outputs.n_scored), encoding="utf-8")
-        PICTURE.write_bytes(picture(lines, outputs).png())
+        points = [
+            Point(line.file_type, line.file.file_size / 2**20, of.kl.value)
+            for line, of in zip(lines, outputs.divergences, strict=True)
+        ]
+        title, error = "What quantization costs the demo model", "mean KL divergence from F16, nats"
+        PICTURE.write_bytes(scatter_size_error(title, "file, MiB", error, points).png())
     print(f"{PAGE.relative_to(ROOT)}, {PICTURE.relative_to(ROOT)}")
 
 
 def measure(reference: ModelFile, directory: Path) -> list[Line]:
     """Quantize to every file type, run all of them in turns, and compare the weights."""
-    options = RunOptions(
-        "", ["Once upon a time"], n=64, repeat=3, context=ContextOptions(threads=1)
-    )
-
-    def notice(line: str) -> None:
-        print(line, file=sys.stderr)
-
+    context = ContextOptions(threads=1)
+    options = RunOptions("", ["Once upon a time"], n=64, repeat=3, context=context)
     source = directory / "demo-F16.gguf"
     shutil.copyfile(reference.path, source)  # so that it takes its turn with the others
     types = ["F16", *FILE_TYPES]
+    notice = partial(print, file=sys.stderr)
     trials = run_trials(load_model_file(source), types, directory, options, ROUNDS, notice)
-    sides = [
-        Candidate(
-            trial.name,
-            stored_in_file(load_model_file(trial.model)),
-            sessions=[load_session(log) for log in trial.logs],
-        )
-        for trial in trials
-    ]
     lines = []
-    for trial, side in zip(trials[1:], sides[1:], strict=True):
+    base: Candidate | None = None
+    for trial in trials:
         file = load_model_file(trial.model)
+        sessions = [load_session(log) for log in trial.logs]
+        side = Candidate(trial.name, stored_in_file(file), sessions=sessions)
+        if base is None:
+            base = side
+            continue
         errors = compute_weight_errors(reference, file)
         sums = sum((error.sums for error in errors), Sums())
-        decode = Pair(sides[0], side).step_ratio("decode")
-        lines.append(Line(trial.name, file, sums.sqnr_db, decode))
+        lines.append(Line(trial.name, file, sums.sqnr_db, Pair(base, side).step_ratio("decode")))
     return lines
 
 
@@ -124,16 +123,6 @@ def speed(ratio: Ratio | None) -> str:
     if ratio is None or not ratio.value or not ratio.low or not ratio.high:
         return ""
     return f"{1 / ratio.value:.2f} [{1 / ratio.high:.2f}, {1 / ratio.low:.2f}]"
-
-
-def picture(lines: Sequence[Line], outputs: Outputs) -> Chart:
-    """The KL divergence of every file type over its size."""
-    points = [
-        Point(line.file_type, line.file.file_size / 2**20, of.kl.value)
-        for line, of in zip(lines, outputs.divergences, strict=True)
-    ]
-    title = "What quantization costs the demo model"
-    return scatter_size_error(title, "file, MiB", "mean KL divergence from F16, nats", points)
 
 
 def page(rows: str, n_tokens: int) -> str:

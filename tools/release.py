@@ -27,27 +27,32 @@ from llamacpp_instr.llama.build.wheel import build_wheel
 ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
+
+def _commands(lines: str) -> list[list[str]]:
+    return [line.split() for line in lines.strip().splitlines()]
+
+
 # Commands that need no native library, on a log and on the demo model.
-TRIALS: tuple[tuple[str, ...], ...] = (
-    ("--help",),
-    ("check", "session.log"),
-    ("cat", "session.log", "-o", "session.log.zst"),
-    ("summary", "session.log.zst"),
-    ("stats", "session.log", "--by", "layer"),
-    ("diff", "session.log", "session.log"),
-    ("to-perfetto", "session.log"),
-    ("to-perfetto", "--format", "json", "session.log", "-o", "session.json"),
-    ("to-parquet", "session.log", "--csv", "-o", "tables"),
-    ("inspect", "demo", "-o", "demo.html"),
-    ("memory", "demo"),
-    ("compare", "demo", "demo"),
-    ("quality", "demo", "demo", "--only", "weights"),
-)
-NATIVE_TRIALS: tuple[tuple[str, ...], ...] = (
-    ("doctor",),
-    ("run", "demo", "--prompt", "Once upon a time", "-n", "8", "--log", "demo.log"),
-    ("check", "demo.log"),
-)
+TRIALS = _commands("""
+--help
+check session.log
+cat session.log -o session.log.zst
+summary session.log.zst
+stats session.log --by layer
+diff session.log session.log
+to-perfetto session.log
+to-perfetto --format json session.log -o session.json
+to-parquet session.log --csv -o tables
+inspect demo -o demo.html
+memory demo
+compare demo demo
+quality demo demo --only weights
+""")
+NATIVE_TRIALS = _commands("""
+doctor
+run demo --prompt Once -n 8 --log demo.log
+check demo.log
+""")
 
 
 class ReleaseError(InstrError):
@@ -85,15 +90,13 @@ def check_wheel(wheel: Path, native: Path | None, work: Path) -> None:
     environment = work / "environment"
     _run([sys.executable, "-m", "venv", str(environment)], work)
     python = str(environment / "bin" / "python")
-    _run([python, "-m", "pip", "install", "--quiet", str(wheel)], work)
     shutil.copyfile(LOG, work / "session.log")
     instr = str(environment / "bin" / "instr")
-    for trial in TRIALS:
-        _run([instr, *trial], work)
-    if native is not None:
-        _run([python, "-m", "pip", "install", "--quiet", str(native)], work)
-        for trial in NATIVE_TRIALS:
-            _run([instr, *trial], work)
+    for installed, trials in ((wheel, TRIALS), (native, NATIVE_TRIALS)):
+        if installed is not None:
+            _run([python, "-m", "pip", "install", "--quiet", str(installed)], work)
+            for trial in trials:
+                _run([instr, *trial], work)
 
 
 def _run(command: Sequence[str], directory: Path, **variables: str) -> None:

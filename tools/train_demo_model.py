@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tools.demo_model.file import write_gguf
 from tools.demo_model.grammar import stories
-from tools.demo_model.model import Llama, Shape
+from tools.demo_model.model import Llama, Shape, write_gguf
 from tools.demo_model.tokenizer import BOS, EOS, Tokenizer, learn_pieces
 
 STORIES_FOR_PIECES = 4000

@@ -16,8 +16,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.lab.weights.statistics import BlockStats, Grid
-from llamacpp_instr.report.charts import import_matplotlib
-from llamacpp_instr.report.colors import norm_of
+from llamacpp_instr.report.charts import import_matplotlib, norm_of
 
 FORMS = ("png", "svg")
 LONGEST_NAME = 60

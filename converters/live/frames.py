@@ -1,4 +1,5 @@
-"""What a viewer is sent: a key frame with everything that is kept, then frames of what is new.
+"""The figures that one looks at first, the same for the page, the terminal and Prometheus; and what
+a viewer is sent: a key frame with everything that is kept, then frames of what is new.
 
 Invariant: a key frame, and the frames after it in order, give a viewer what a later key frame
 gives it. Every viewer gets the same bytes.
@@ -7,20 +8,89 @@ gives it. Every viewer gets the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from llamacpp_instr.converters.live.figures import figures_of
-from llamacpp_instr.converters.live.heat import Heat
 from llamacpp_instr.converters.live.lanes import Lane, Shown
-from llamacpp_instr.converters.live.state import LiveState, Second, StepRow
+from llamacpp_instr.converters.live.state import SECOND, Heat, LiveState, Second, StepRow, Threads
 from llamacpp_instr.log.graph.ops import BLOCKS
 
+RECENT = 100
+"""how many of the latest requests the medians cover"""
+IDLE = SECOND
+"""after which a request that gets no token may be over: the application need not say so"""
+IDLE_TOKENS = 20
+"""the same as a multiple of its time between tokens, if that is longer"""
 MOST_STEPS = 200
 """in one frame: the latest; a page cannot draw more in a tenth of a second"""
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Times in ns; None where there is nothing yet."""
+
+    rate: int
+    """tokens sampled in the last whole second"""
+    to_first: float | None
+    """median from a request's arrival to its first token"""
+    between: float | None
+    """median over requests of the mean time from a token to the next"""
+    active: list[int]
+    """the lanes of the requests under way"""
+    cells: tuple[int, int] | None
+    """of all caches: used, and all"""
+    rss: int
+    """bytes that the process has in memory, 0 if unknown"""
+    working: float | None
+    """share of the time of the latest compute's threads in which they worked"""
+    computing: tuple[str, int, int] | None
+    """the step under way that began first: its phase, its tokens, and how long it has taken"""
+
+
+def figures_of(state: LiveState) -> Figures:
+    """The figures as of now."""
+    lanes = list(state.lanes)
+    recent = lanes[-RECENT:]
+    first = [t for lane in recent if (t := lane.request.to_first_token) is not None]
+    between = [mean for lane in recent if (mean := lane.between) is not None]
+    sizes = [(cache.used, cache.size) for cache in state.caches.values()]
+    threads = list(state.threads.values())[-1] if state.threads else Threads()
+    work, wait = sum(threads.working), sum(threads.waiting)
+    last_second, latest = state.elapsed // SECOND - 1, islice(reversed(state.seconds), 2)
+    step = min(state.under_way, key=lambda step: step.event.t, default=None)
+    took = max(state.now - step.event.t, 0) if step else 0
+    return Figures(
+        rate=next((of.tokens for of in latest if of.number == last_second), 0),
+        to_first=median(first) if first else None,
+        between=median(between) if between else None,
+        active=[lane.number for lane in lanes if is_active(lane, state.now)],
+        cells=(sum(used for used, _ in sizes), sum(all_ for _, all_ in sizes)) if sizes else None,
+        rss=state.rss,
+        working=work / (work + wait) if work else None,
+        computing=(step.phase, step.event.n_tokens, took) if step else None,
+    )
+
+
+def is_active(lane: Lane, now: int) -> bool:
+    """Whether a request is under way, as far as the log shows."""
+    return not lane.over and now - lane.request.end < _patience(lane)
+
+
+def ended(state: LiveState) -> Iterator[Lane]:
+    """The requests that have ended, as far as the log shows: also all if nothing is computed."""
+    latest = max((lane.request.end for lane in state.lanes), default=0)
+    quiet = 0 if state.under_way else state.now - latest
+    return (lane for lane in state.lanes if lane.over or quiet >= _patience(lane))
+
+
+def _patience(lane: Lane) -> float:
+    return max(IDLE, IDLE_TOKENS * (lane.between or 0))
 
 
 class FrameMaker:
@@ -41,7 +111,9 @@ class FrameMaker:
         state = self._state
         n_steps = min(state.n_steps - self._step, MOST_STEPS)
         frame = _figures(state, catching_up)
-        frame["seconds"] = [_second(s) for s in _since(state, self._second)]
+        # the latest that was sent may have changed
+        new = takewhile(lambda s: s.number >= self._second, reversed(state.seconds))
+        frame["seconds"] = [_second(second) for second in new][::-1]
         frame["steps"] = [_step(row) for row in list(state.steps)[len(state.steps) - n_steps :]]
         frame["messages"] = [list(m) for m in state.messages if m[0] >= self._message]
         frame["lanes"] = list(self._changed_lanes())
@@ -114,16 +186,6 @@ def glance(state: LiveState, catching_up: bool, rows: int, columns: int) -> Json
     return frame
 
 
-def _since(state: LiveState, number: int) -> list[Second]:
-    """The seconds from `number` on, which may have changed."""
-    new = []
-    for second in reversed(state.seconds):
-        if second.number < number:
-            break
-        new.append(second)
-    return new[::-1]
-
-
 def _second(of: Second) -> list[int]:
     return [of.number, of.tokens, of.prompt, of.steps, of.busy, of.cells, of.rss, of.cpu, of.delay]
 
@@ -143,38 +205,24 @@ def _heat(heat: Heat) -> Json:
 
 def _lane(lane: Lane, tokens: Iterable[Shown]) -> Json:
     request = lane.request
-    times = request.token_times
+    same = ("name", "ctx", "seq", "first", "begin", "end", "reused", "prompt")
     return {
         "lane": lane.number,
-        "name": request.name,
-        "ctx": request.ctx,
-        "seq": request.seq,
-        "first": request.first,
+        **{key: getattr(request, key) for key in same},
         "arrived": request.arrival >= 0,
-        "begin": request.begin,
-        "end": request.end,
-        "reused": request.reused,
-        "prompt": request.prompt,
         "to_first": request.to_first_token,
         "between": lane.between,
-        "n_tokens": max(lane.n_tokens, len(times)),
+        "n_tokens": max(lane.n_tokens, len(request.token_times)),
         "over": lane.over,
         "tokens": [[of.index, of.text, of.t, of.p] for of in tokens],
     }
 
 
 def _machine(state: LiveState) -> Json | None:
-    machine = state.machine
-    if machine is None or state.start is None:
+    if state.machine is None or state.start is None:
         return None
-    return {
-        "cpus": state.start.host.cores,
-        "load": machine.load,
-        "dur": machine.dur,
-        "cpu": machine.cpu,
-        "delay": machine.delay,
-        "busy": machine.busy,
-    }
+    values = {key: getattr(state.machine, key) for key in ("load", "dur", "cpu", "delay", "busy")}
+    return {"cpus": state.start.host.cores, **values}
 
 
 def _session(state: LiveState) -> Json | None:

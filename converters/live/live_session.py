@@ -47,7 +47,9 @@ class LiveSession:
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
         self._latest = 0
         """the number of the last frame"""
-        self._over: str | None = None
+        self.over: str | None = None
+        """why following ended, once the last frame was made: `closed`, `not closed` or a problem;
+        None before"""
         self._kept_lock = threading.Lock()
         self._listeners: list[Callable[[], object]] = []
         self._reader = threading.Thread(target=self._read, name="follow", daemon=True)
@@ -62,12 +64,6 @@ class LiveSession:
         """Wait until nothing is read any more; stop the log before."""
         self._reader.join()
         self._maker.join()
-
-    @property
-    def over(self) -> str | None:
-        """Why following ended, once the last frame was made: `closed`, `not closed` or a problem;
-        None before."""
-        return self._over
 
     @property
     def is_catching_up(self) -> bool:
@@ -104,7 +100,7 @@ class LiveSession:
             latest = self._frames.n
             lost = latest - after if 0 <= after < latest else 0
             key = self._frames.key_frame(self.is_catching_up)
-            return latest, msgspec.json.encode({**key, "over": self._over, "lost": lost})
+            return latest, msgspec.json.encode({**key, "over": self.over, "lost": lost})
 
     def _update_idle(self) -> None:
         waits = self._reader.is_alive() and not self.is_catching_up
@@ -142,7 +138,7 @@ class LiveSession:
                     frame["over"] = None if reads else self._why()
                     data = msgspec.json.encode(frame)
                     with self._kept_lock:
-                        self._over = frame["over"]
+                        self.over = frame["over"]
                         self._latest = self._frames.n
                         self._kept.append((self._latest, data))
                 for listener in list(self._listeners):

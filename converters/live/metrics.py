@@ -16,8 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from llamacpp_instr.converters.live.figures import ended, figures_of
-from llamacpp_instr.converters.live.lanes import Histogram
+from llamacpp_instr.converters.live.frames import ended, figures_of
 
 if TYPE_CHECKING:
     from llamacpp_instr.converters.live.state import LiveState
@@ -40,23 +39,17 @@ class _Figures(Collector):
         state = self._state
         for lane in ended(state):
             state.lanes.count(lane)
-        yield _histogram(
-            "gen_ai_server_time_to_first_token_seconds",
-            "Of each request that has ended: from its arrival, or the start of its first step, to"
-            " its first token.",
-            state.lanes.to_first,
-        )
-        yield _histogram(
-            "gen_ai_server_time_per_output_token_seconds",
-            "Of each request that has ended: the time after its first token, divided by the tokens"
-            " after it.",
-            state.lanes.per_token,
-        )
-        yield _histogram(
-            "llamacpp_instr_time_between_tokens_seconds",
-            "From each token of a request to the next.",
-            state.lanes.gaps,
-        )
+        for name, about, histogram in (
+            ("gen_ai_server_time_to_first_token_seconds",
+             "Of each request that has ended: from its arrival, or the start of its first step, to"
+             " its first token.", state.lanes.to_first),
+            ("gen_ai_server_time_per_output_token_seconds",
+             "Of each request that has ended: the time after its first token, divided by the tokens"
+             " after it.", state.lanes.per_token),
+            ("llamacpp_instr_time_between_tokens_seconds",
+             "From each token of a request to the next.", state.lanes.gaps),
+        ):  # fmt: skip
+            yield HistogramMetricFamily(name, about, histogram.cumulative(), histogram.sum)
         tokens = CounterMetricFamily(
             "llamacpp_instr_tokens",
             "Tokens of prompts that were computed, and tokens that were sampled.",
@@ -65,13 +58,19 @@ class _Figures(Collector):
         tokens.add_metric(["input"], state.n_prompt)
         tokens.add_metric(["output"], state.n_tokens)
         yield tokens
-        yield _counter("requests", "Requests that began.", state.lanes.n_requests)
-        yield _counter("steps", "Calls of llama_decode and llama_encode.", state.n_steps)
-        yield _counter("failed_steps", "Calls that returned an error.", state.n_failed)
-        yield _counter("busy_seconds", "Time inside these calls.", state.busy / 1e9)
-        yield _counter("messages", "Warnings and errors of llama.cpp.", state.n_messages)
-        yield _gauge("up", "Whether the session is still recorded.", not state.is_over)
-        yield _gauge("active_requests", "Requests under way.", len(figures_of(state).active))
+        active = len(figures_of(state).active)
+        for family, name, about, value in (
+            (CounterMetricFamily, "requests", "Requests that began.", state.lanes.n_requests),
+            (CounterMetricFamily, "steps", "Calls of llama_decode and llama_encode.",
+             state.n_steps),
+            (CounterMetricFamily, "failed_steps", "Calls that returned an error.", state.n_failed),
+            (CounterMetricFamily, "busy_seconds", "Time inside these calls.", state.busy / 1e9),
+            (CounterMetricFamily, "messages", "Warnings and errors of llama.cpp.",
+             state.n_messages),
+            (GaugeMetricFamily, "up", "Whether the session is still recorded.", not state.is_over),
+            (GaugeMetricFamily, "active_requests", "Requests under way.", active),
+        ):  # fmt: skip
+            yield family(f"llamacpp_instr_{name}", about, value)
         if state.is_over:
             return  # the contexts are gone
         cells = GaugeMetricFamily(
@@ -89,15 +88,3 @@ class _Figures(Collector):
                 used = sum(getattr(buffer, kind) for buffer in event.buffers)
                 memory.add_metric([str(ctx), kind], used)
         yield memory
-
-
-def _counter(name: str, help_text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"llamacpp_instr_{name}", help_text, value)
-
-
-def _gauge(name: str, help_text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"llamacpp_instr_{name}", help_text, value)
-
-
-def _histogram(name: str, help_text: str, of: Histogram) -> Metric:
-    return HistogramMetricFamily(name, help_text, of.cumulative(), of.sum)

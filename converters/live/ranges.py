@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.system import python, temporary_directory
@@ -18,42 +17,32 @@ from llamacpp_instr.report.perfetto_ui import FIRST_SIGHT, UiServer, find_ui
 OPEN = 4
 """traces at once: the latest; a tab that shows an older one has read it"""
 
-_CONVERT = """
-import sys
-from llamacpp_instr.cli import main
-main(sys.argv[1:])
-"""
+_CONVERT = "import sys; from llamacpp_instr.cli import main; main(sys.argv[1:])"
 
 
-class RangeOpener:
+class RangeOpener(ExitStack):
     """Traces of ranges of a log, each with a server of Perfetto's UI, until the block ends.
 
     The log is only read, by a process of its own for each conversion.
     """
 
     def __init__(self, session: LiveSession, log: FollowedLog) -> None:
-        self._session = session
-        self._log = log
-        self._ends = ExitStack()
+        super().__init__()
+        self._session, self._log = session, log
         self._folder: Path | None = None
+        self._files = self.enter_context(ExitStack())
         self._count = 0
         self._shown: deque[ExitStack] = deque()
         self._child: subprocess.Popen[str] | None = None
         self._closed = False
+        self.callback(self._end)
 
-    def __enter__(self) -> RangeOpener:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    def _end(self) -> None:
         self._closed = True
         if self._child is not None:
             self._child.kill()
         while self._shown:
             self._shown.popleft().close()
-        self._ends.close()
 
     def open(self, first: int, last: int) -> str | Path:
         """The address at which Perfetto's UI shows these seconds of the session; the file of the
@@ -84,7 +73,7 @@ class RangeOpener:
         if not parts:
             raise UsageError(f"{self._log.path}: the part of that time does not exist any more")
         if self._folder is None:
-            self._folder = self._ends.enter_context(temporary_directory("instr-live-"))
+            self._folder = self._files.enter_context(temporary_directory("instr-live-"))
         self._count += 1
         trace = self._folder / f"{first}-{last}-s.{self._count}.pftrace"
         words = ("to-perfetto", "--lenient", "--steps", f"{steps[0]}:{steps[1]}", "-o", str(trace))

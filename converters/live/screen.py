@@ -18,7 +18,7 @@ from rich.style import Style
 from rich.text import Text
 
 from llamacpp_instr.base.terminal import counted, printable
-from llamacpp_instr.report.colors import placed
+from llamacpp_instr.report.charts import placed
 from llamacpp_instr.report.report import shown
 
 Json = dict[str, Any]
@@ -30,6 +30,10 @@ FIGURE, MOST_COLUMNS = 40, 3
 LABEL, VALUE = 13, 14
 NAME = 14
 MOST_MESSAGES = 3
+ENDED = {
+    "closed": "the session has ended",
+    "not closed": "the program ended and did not close the log",
+}
 LONG = 10**9
 """ns, after which a step under way is named"""
 TOKENS, PROMPT, CELLS, RSS, CPU, DELAY = 1, 2, 5, 6, 7, 8
@@ -74,9 +78,10 @@ def _heading(frame: Json, width: int, paused: bool) -> Text:
     name = Text(printable(" ".join(models[-1][1:3])) if models else "instr live", STRONG)
     name.truncate(width // 3, overflow="ellipsis")
     over = frame["over"]
+    doing = "reading what is there …" if frame["late"] else "recording"
     parts = [
         *(["PAUSED"] if paused else []),
-        _ended(over) if over else "reading what is there …" if frame["late"] else "recording",
+        ENDED.get(over, f"reading stopped: {printable(over)}") if over else doing,
         str(timedelta(seconds=frame["t"] // 10**9)),
         counted(frame["n_steps"], "step"),
         counted(frame["n_tokens"], "token"),
@@ -88,14 +93,6 @@ def _heading(frame: Json, width: int, paused: bool) -> Text:
     return name.append("  " + " · ".join(parts), BAD if over else DIM)
 
 
-def _ended(over: str) -> str:
-    if over == "closed":
-        return "the session has ended"
-    if over == "not closed":
-        return "the program ended and did not close the log"
-    return f"reading stopped: {printable(over)}"
-
-
 def _figures(frame: Json, width: int) -> Iterator[Text]:
     """Label, value and the latest seconds, one each character."""
     cells, machine = frame["cells"], frame["machine"]
@@ -103,13 +100,13 @@ def _figures(frame: Json, width: int) -> Iterator[Text]:
     cpus = f"{used:.{2 if used < 1 else 1}f} of {machine['cpus']}" if machine else "-"
     figures: list[tuple[str, str, int | None]] = [
         ("tokens/s", f"{frame['rate']:,}", TOKENS),
-        ("prompt tok/s", f"{_latest(frame, PROMPT):,}", PROMPT),
+        ("prompt tok/s", f"{_series(frame, PROMPT, 1)[0]:,}", PROMPT),
         ("cache cells", f"{cells[0]:,}/{cells[1]:,}" if cells else "-", CELLS),
         ("memory", shown(frame["rss"], "bytes") if frame["rss"] else "-", RSS),
         ("first token", _time(frame["to_first"]), None),
         ("then each", _time(frame["between"]), None),
         ("CPUs", cpus, CPU),
-        ("wait for CPU", _share(_latest(frame, DELAY) / 1e9), DELAY),
+        ("wait for CPU", _share(_series(frame, DELAY, 1)[0] / 1e9), DELAY),
         ("threads work", "-" if frame["working"] is None else _share(frame["working"]), None),
         ("requests", f"{len(frame['active']):,} of {frame['n_requests']:,}", None),
     ]
@@ -137,23 +134,13 @@ def _share(share: float) -> str:
 def _series(frame: Json, column: int, n: int) -> list[int]:
     """A column of the `n` latest whole seconds; cells and memory stay while nothing happens."""
     now = frame["t"] // 10**9
-    values: list[int | None] = [None] * n
-    before = 0
-    for second in frame["seconds"]:
-        at = second[0] - (now - n)
-        if 0 <= at < n:
-            values[at] = second[column]
-        elif at < 0:
-            before = second[column]
-    known: list[int] = []
-    for value in values:
-        before = (before if column in (CELLS, RSS) else 0) if value is None else value
-        known.append(before)
-    return known
-
-
-def _latest(frame: Json, column: int) -> int:
-    return _series(frame, column, 1)[0]
+    known = {second[0]: second[column] for second in frame["seconds"]}
+    value = next((known[at] for at in reversed(known) if at < now - n), 0)
+    values: list[int] = []
+    for at in range(now - n, now):
+        value = known.get(at, value if column in (CELLS, RSS) else 0)
+        values.append(value)
+    return values
 
 
 def _sparks(frame: Json, column: int, n: int) -> str:

@@ -10,18 +10,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from llamacpp_instr.converters.live.heat import (
-    Float64,
-    Heat,
-    Int64,
-    PlanCells,
-    add_layers,
-    add_ops,
-    cells_of,
-)
 from llamacpp_instr.converters.live.lanes import LiveLanes
-from llamacpp_instr.log.resolve import KnownStep, Resolver, Takers
+from llamacpp_instr.log.graph.kernels import plan_kernels
+from llamacpp_instr.log.graph.ops import BLOCKS
+from llamacpp_instr.log.resolve import KnownPlan, KnownStep, Resolver, Takers
 from llamacpp_instr.log.schema import (
     Context,
     Kv,
@@ -43,8 +37,62 @@ SECOND = 1_000_000_000
 SECONDS = 3600
 STEPS = 2000
 MESSAGES = 200
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+
 MOVES = ("shift", "seq_cp", "seq_add", "seq_div")
 """operations on a cache that move cells"""
+_COLUMN = {block: i for i, block in enumerate(BLOCKS)}
+
+
+@dataclass(frozen=True)
+class PlanCells:
+    """The cells of the kernels of one plan, with what names them."""
+
+    layer: Int64
+    block: Int64
+    label: list[str]
+
+
+def cells_of(plan: KnownPlan) -> PlanCells | None:
+    """The cells of a plan, kept with it; None at `minimal`, where graphs have no nodes."""
+    if plan.kept is None and plan.graph.event.nodes is not None:
+        kernels = plan_kernels(plan.graph.event, plan.event)
+        block = np.array([_COLUMN[name] for name in kernels.block], np.int64)
+        plan.kept = PlanCells(kernels.layer, block, kernels.label)
+    kept: PlanCells | None = plan.kept
+    return kept
+
+
+@dataclass
+class Heat:
+    """The times of steps of one phase, in ns; (layers + 1, blocks), row 0 is outside of layers."""
+
+    n_layers: int
+    steps: int = 0
+    sum: Float64 = field(init=False)
+    last: Float64 = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sum = np.zeros((self.n_layers + 1, len(BLOCKS)))
+        self.last = np.zeros_like(self.sum)
+
+    def add(self, step: Float64) -> None:
+        """A step has ended."""
+        self.sum += step
+        self.last = step
+        self.steps += 1
+
+    @property
+    def mean(self) -> Float64:
+        """The average of all steps so far."""
+        return self.sum / max(self.steps, 1)
+
+
+def add_times(step: Float64, layer: Int64, block: Int64, dur: list[int]) -> None:
+    """Add the times of kernels or layers to the cells of their step."""
+    rows = np.minimum(layer + 1, len(step) - 1)
+    np.add.at(step, (rows, block), np.array(dur, np.float64))
 
 
 @dataclass
@@ -194,23 +242,17 @@ class LiveState:
     def steps_between(self, first: int, last: int) -> tuple[int, int] | None:
         """The first and last step that ended in these seconds of the session, both included; None
         if none did, or none that is kept."""
-        before = None
-        chosen: list[Second] = []
-        for second in self.seconds:
-            if second.number < first:
-                before = second.step
-            elif second.number <= last and second.steps:
-                chosen.append(second)
+        before = [second.step for second in self.seconds if second.number < first]
+        chosen = [of for of in self.seconds if first <= of.number <= last and of.steps]
         if not chosen:
             return None
-        begin = chosen[0].step - chosen[0].steps if before is None else before
+        begin = before[-1] if before else chosen[0].step - chosen[0].steps
         return begin + 1, chosen[-1].step
 
     # --- the session ---
 
     def _session_start(self, start: SessionStart) -> None:
-        self.start = start
-        self.latest = start.t
+        self.start, self.latest = start, start.t
 
     def _session_end(self, end: SessionEnd) -> None:
         self.end = end
@@ -223,14 +265,9 @@ class LiveState:
         self.contexts[context.ctx] = context
         if len(self.contexts) > len(self.refs.contexts):  # the resolver forgets those of long ago
             for ctx in self.contexts.keys() - self.refs.contexts.keys():
-                self._forget(ctx)
-
-    def _forget(self, ctx: int) -> None:
-        del self.contexts[ctx]
-        self.memory.pop(ctx, None)
-        self.threads.pop(ctx, None)
-        for key in [key for key in self.caches if key[0] == ctx]:
-            del self.caches[key]
+                for kept in (self.contexts, self.memory, self.threads):
+                    kept.pop(ctx, None)
+            self.caches = {key: of for key, of in self.caches.items() if key[0] in self.contexts}
 
     def _take_memory(self, memory: Memory) -> None:
         self.memory[memory.ctx] = memory
@@ -257,7 +294,7 @@ class LiveState:
         context = self.contexts.get(begin.ctx)
         model = self.models.get(context.model) if context else None
         layers = model.hparams.get("n_layer", 0) if model else 0
-        n = int(layers) if isinstance(layers, int) else 0
+        n = layers if isinstance(layers, int) else 0
         assert self.refs.step is not None
         heat = self.heat.setdefault(self.refs.step.phase, Heat(n))
         self.refs.step.kept = _Kept(np.zeros_like(heat.sum))
@@ -286,7 +323,10 @@ class LiveState:
     def _layers(self, layers: Layers) -> None:
         known = self.refs.open_steps.get(self.refs.step_of(layers))
         if known is not None and self.refs.compute.graph.event.nodes is None:
-            add_layers(known.kept.heat, layers)
+            # the log does not have its kernels
+            rows = np.array(layers.layer, np.int64)
+            other = np.full_like(rows, _COLUMN["other"])
+            add_times(known.kept.heat, rows, other, layers.dur)
 
     def _ops(self, ops: Ops) -> None:
         compute = self.refs.compute.event
@@ -302,7 +342,7 @@ class LiveState:
         threads.waiting.append(waits)
         if known is None or cells is None or ops.thread != 0:
             return
-        add_ops(known.kept.heat, ops, cells)
+        add_times(known.kept.heat, cells.layer, cells.block, ops.dur)
         known.kept.computes.append(ComputeRow(cells, np.array(gaps, np.int64), np.array(ops.dur)))
 
     def _kv(self, kv: Kv) -> None:

@@ -19,8 +19,7 @@ from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.scheduling.optimum import Bound, compute_bounds
 from llamacpp_instr.converters.scheduling.schedule import Schedule
 from llamacpp_instr.converters.scheduling.tasks import Label
-from llamacpp_instr.report.charts import Chart
-from llamacpp_instr.report.lane_chart import Bar, curve_chart, lane_chart
+from llamacpp_instr.report.charts import Bar, Chart, curve_chart, lane_chart
 from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of
 
 After = Literal["start", "source", "transfer", "engine", "buffer", "order"]

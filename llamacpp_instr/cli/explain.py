@@ -284,7 +284,7 @@ def probe(
     from llamacpp_instr.llama.build.wheel import own_cache
     from llamacpp_instr.prediction.probe.file import default_path, probe_json
     from llamacpp_instr.prediction.probe.measure import measure, thread_counts
-    from llamacpp_instr.report.text import render_text
+    from llamacpp_instr.report.render import render_text
 
     if output is None:
         own_cache()

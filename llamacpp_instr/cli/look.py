@@ -88,7 +88,7 @@ def stats(
     """
     from llamacpp_instr.converters.analyses.stats import compute_stats
     from llamacpp_instr.converters.analyses.stats_keys import layer_filter, op_filter, where_filter
-    from llamacpp_instr.report.arrange import arrange
+    from llamacpp_instr.report.report import arrange
 
     output.check(*logs.names)
     filters = [where_filter(text) for text in wheres]

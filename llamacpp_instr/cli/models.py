@@ -184,7 +184,7 @@ def memory(
     from llamacpp_instr.converters.analyses.memory import joined_tensors, shortened
     from llamacpp_instr.converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
     from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.report.arrange import named_by
+    from llamacpp_instr.report.report import named_by
 
     output.check(*sources)
     source = next(filter(is_model, sources), sources[0])

@@ -304,7 +304,7 @@ class ReportOutput:
         self, named: Sequence[tuple[str, Sequence[Report], Report | None]], **more: Any
     ) -> None:
         """Write the reports of several logs, with the arguments of `side_by_side` and `write`."""
-        from llamacpp_instr.report.arrange import side_by_side
+        from llamacpp_instr.report.report import side_by_side
 
         reports, table = side_by_side(named)
         self.write(reports, table=table, **more)

@@ -177,7 +177,7 @@ def run(
         return
     from llamacpp_instr.converters.analyses.summary import compute_summary
     from llamacpp_instr.log.session import load_session
-    from llamacpp_instr.report.text import render_text
+    from llamacpp_instr.report.render import render_text
 
     click.echo(render_text(compute_summary(load_session(written))), err=True)
     notice(f"log: {written}")

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import html
 import io
+import itertools
 import logging
 import math
 import os
@@ -20,14 +21,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import how_to_install, missing_modules, start_owner
 from llamacpp_instr.base.terminal import printable
-from llamacpp_instr.report.colors import norm_of
-from llamacpp_instr.report.label_places import cost, offsets
 from llamacpp_instr.report.report import shown
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Float64 = NDArray[np.float64]
 
 COLORS = (
     "#4393c3", "#e08214", "#3aa569", "#b07aa1", "#d6604d",
@@ -40,7 +45,6 @@ AXIS = 96
 
 _INK = "#010203"  # replaced by the text colour of the page
 _STYLES = ("-", "--", ":", "-.")
-_STEPS = [n * 10**power for power in range(9) for n in (1, 2, 5)]  # distances between ticks
 _COLUMNS = 40  # labels of columns that fit below a map
 _WIDTH, _HEIGHT = 8.0, 4.0  # inches of 72 points
 
@@ -64,8 +68,7 @@ class Chart:
 
     def svg(self) -> str:
         """An `<svg>` element for a page, without the title, which is the heading above it."""
-        with _settings(_INK):
-            figure = _figure()
+        with _figure(_INK) as figure:
             self.draw(figure)
             file = io.StringIO()
             nothing = dict.fromkeys(["Date", "Creator", "Format", "Type"])
@@ -74,8 +77,7 @@ class Chart:
 
     def png(self) -> bytes:
         """A picture on white, with the title on top."""
-        with _settings("black"):
-            figure = _figure()
+        with _figure("black") as figure:
             figure.suptitle(drawn_text(self.title), fontsize="large")
             self.draw(figure)
             file = io.BytesIO()
@@ -85,6 +87,8 @@ class Chart:
 
 Values: TypeAlias = "Sequence[float | None]"
 """None, NaN and infinities give a gap"""
+Box: TypeAlias = "tuple[float, float, float, float]"
+"""its lower left and its upper right corner"""
 
 
 _owners: list[subprocess.Popen[bytes]] = []
@@ -127,8 +131,7 @@ def bar_by_layer(
         bars = []
         for i, values in enumerate(parts.values()):
             heights = [value or 0.0 for value in _finite(values)]
-            color = COLORS[i % len(COLORS)]
-            bars.append(axes.bar(range(len(layers)), heights, 0.8, below, color=color))
+            bars.append(axes.bar(range(len(layers)), heights, 0.8, below, color=color_of(i)))
             below = [low + height for low, height in zip(below, heights, strict=True)]
         _layer_axis(axes, layers)
         axes.set_ylabel(drawn_text(axis))
@@ -151,14 +154,13 @@ def lines_by_layer(
         axes = figure.subplots()
         drawn = []
         for i, values in enumerate(lines.values()):
-            heights = [math.nan if value is None else value for value in _finite(values)]
+            heights = _gapped(values)
             for at in apart:
                 heights.insert(at, math.nan)
             style = _STYLES[i // len(COLORS) % len(_STYLES)]
             drawn += axes.plot(
-                x, heights, style, color=COLORS[i % len(COLORS)], marker="o",
-                markersize=3.5, linewidth=1.6,
-            )  # fmt: skip
+                x, heights, style, color=color_of(i), marker="o", markersize=3.5, linewidth=1.6
+            )
         _layer_axis(axes, layers)
         axes.set_ylabel(drawn_text(axis))
         add_legend(figure, drawn, list(lines))
@@ -181,8 +183,7 @@ def scatter_size_error(title: str, x_axis: str, y_axis: str, points: Sequence[Po
             axes.yaxis.set_minor_formatter(lambda _error, _: "")
         axes.margins(x=0.12, y=0.14)
         axes.scatter([point.x for point in kept], errors, s=36, color=COLORS[0], zorder=3)
-        axes.set_xlabel(drawn_text(x_axis))
-        axes.set_ylabel(drawn_text(y_axis))
+        axes.set(xlabel=drawn_text(x_axis), ylabel=drawn_text(y_axis))
         _label_points(figure, axes, kept)
 
     return Chart(title, draw)
@@ -199,31 +200,25 @@ def roofline_chart(
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="GFLOP/s")
         low = min([peak / max(slopes.values()) / 10, *(p.x / 2 for p in kept)])
         high = max([peak / min(slopes.values()) * 10, *(p.x * 2 for p in kept)])
-        drawn = []
-        for number, (_, slope) in enumerate(slopes.items()):
+        drawn: list[Any] = []
+        for slope in slopes.values():
             ends = [low, peak / slope]
-            color = COLORS[(number + 1) % len(COLORS)]
+            color = color_of(len(drawn) + 1)
             drawn += axes.plot(ends, [slope * x for x in ends], color=color)
-        for number, (_, roof) in enumerate(roofs.items(), len(slopes)):
-            color = COLORS[(number + 1) % len(COLORS)]
+        for roof in roofs.values():
             ends = [roof / max(slopes.values()), high]
+            color = color_of(len(drawn) + 1)
             drawn += axes.plot(ends, [roof, roof], color=color, linestyle="--")
         axes.scatter([p.x for p in kept], [p.y for p in kept], s=30, color=COLORS[0], zorder=3)
-        axes.set_xlabel("FLOPs per byte")
-        axes.set_ylabel("GFLOP/s")
         axes.xaxis.set_major_formatter(lambda intensity, _: f"{intensity:g}")
         axes.yaxis.set_major_formatter(lambda rate, _: f"{rate / 1e9:g}")
         add_legend(figure, drawn, [*slopes, *roofs])
         _label_points(figure, axes, kept)
 
     return Chart(title, draw)
-
-
-# --- what the charts share ---
 
 
 def map_by_layer(
@@ -238,17 +233,15 @@ def map_by_layer(
 
         cells = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
         for i, row in enumerate(rows):
-            cells[i, : len(row)] = [np.nan if v is None else v for v in _finite(row)]
+            cells[i, : len(row)] = _gapped(row)
         norm = norm_of(cells)
         axes = figure.subplots()
         axes.grid(visible=False)
         image = axes.imshow(cells, aspect="auto", origin="lower", norm=norm, interpolation="none")
-        step = next(n for n in _STEPS if n * 20 >= len(layers))
-        at = range(0, len(layers), step)
+        at = range(0, len(layers), step_between(len(layers), 20))
         axes.set_yticks(list(at), [drawn_text(layers[i]) for i in at])
         axes.set_ylabel("layer")
-        step = next(n for n in _STEPS if n * _COLUMNS >= len(columns))
-        marks = range(0, len(columns), step)
+        marks = range(0, len(columns), step_between(len(columns), _COLUMNS))
         axes.set_xticks(list(marks), [drawn_text(columns[i]) for i in marks], rotation=90)
         axes.set_xlabel(drawn_text(axis))
         # matplotlib's own labels would be formulas, and those of 6 to 9 would overlap
@@ -263,45 +256,194 @@ def map_by_layer(
     return Chart(title, draw)
 
 
-def _figure() -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+# --- what was done when ---
 
-    # one pixel is one point, so measurements are valid in both
-    figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=72, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
+_SIZE, _SMALLEST = 9.0, 5.0
+"""of the text in bars, points"""
+_HIGH, _STRIPE = 0.38, 0.07
+"""half a bar, and what marks it, of the height of a lane"""
+_WIDE = 0.55
+"""about the width of a character, of its height"""
+MOST_GROUPS = 9
+"""that have a colour of their own"""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A piece of work."""
+
+    lane: int
+    begin: int
+    """ns"""
+    end: int
+    group: str
+    """what shares a colour"""
+    text: str
+    marked: bool = False
+
+
+def lane_chart(title: str, lanes: Sequence[str], bars: Sequence[Bar], marked: str) -> Chart:
+    """A row for each of `lanes`, the first on top, and its bars. Those that are marked have a
+    stripe below, which the legend calls `marked`. The groups with the most time have colours of
+    their own."""
+    time_of: dict[str, int] = {}
+    for bar in bars:
+        time_of[bar.group] = time_of.get(bar.group, 0) + bar.end - bar.begin
+    groups = sorted(time_of, key=lambda group: (-time_of[group], group))
+    color = {group: COLORS[min(i, len(COLORS) - 1)] for i, group in enumerate(groups)}
+    last = max((bar.end for bar in bars), default=0)
+    scale, unit = next(((s, u) for s, u in _UNITS if last >= s), _UNITS[-1])
+
+    def span(bar: Bar) -> tuple[float, float]:
+        return bar.begin / scale, (bar.end - bar.begin) / scale
+
+    def draw(figure: Any) -> None:
+        from matplotlib.patches import Patch
+
+        axes = figure.subplots()
+        axes.grid(visible=False)
+        axes.set_yticks(range(len(lanes)), [drawn_text(lane) for lane in lanes])
+        axes.set_ylim(len(lanes) - 0.5, -0.5)
+        axes.set_xlim(0, max(last, 1) / scale)
+        axes.set_xlabel(unit)
+        ink = axes.xaxis.label.get_color()
+        for lane in range(len(lanes)):
+            own = [bar for bar in bars if bar.lane == lane]
+            if own:
+                axes.broken_barh(
+                    [span(bar) for bar in own],
+                    (lane - _HIGH, 2 * _HIGH),
+                    facecolors=[color[bar.group] for bar in own],
+                    # an edge would cover a bar that is hardly wider
+                    linewidth=[0.5 if (bar.end - bar.begin) > last / 200 else 0 for bar in own],
+                    edgecolors="white",
+                )
+            if stripes := [span(bar) for bar in own if bar.marked]:
+                axes.broken_barh(stripes, (lane + _HIGH, _STRIPE), facecolors=ink, linewidth=0)
+        drawn = {group: Patch(facecolor=color[group]) for group in groups[:MOST_GROUPS]}
+        if len(groups) > MOST_GROUPS:
+            drawn["other"] = Patch(facecolor=COLORS[-1])
+        if any(bar.marked for bar in bars):
+            drawn[marked] = Patch(facecolor=ink)
+        add_legend(figure, list(drawn.values()), list(drawn))
+        _write_in_bars(figure, axes, bars, scale)
+
+    return Chart(title, draw)
+
+
+def _write_in_bars(figure: Any, axes: Any, bars: Sequence[Bar], scale: float) -> None:
+    renderer = _fixed(figure)
+    (left, top), (right, bottom) = axes.transData.transform([(0, -_HIGH), (1, _HIGH)])
+    height = abs(top - bottom) - 4
+    for bar in bars:
+        width = (bar.end - bar.begin) / scale * (right - left) - 2
+        text = drawn_text(bar.text)
+        # the sizes in which it fits, horizontal and vertical
+        along, across = (
+            min(_SIZE, length / max(len(text) * _WIDE, 1e-9), high / 1.1)
+            for length, high in ((width, height), (height, width))
+        )
+        size = max(along, across)
+        if size < _SMALLEST:
+            continue
+        written = axes.text(
+            (bar.begin + bar.end) / 2 / scale, bar.lane, text, size=size, color="black",
+            ha="center", va="center", rotation=0 if along >= across else 90, zorder=4,
+        )  # fmt: skip
+        extent = written.get_window_extent(renderer)
+        size *= min(1.0, width / extent.width, height / extent.height)
+        if size < _SMALLEST:
+            written.remove()
+        else:
+            written.set_size(size)
+
+
+def curve_chart(
+    title: str, x_axis: str, y_axis: str, x: Sequence[float], curves: Mapping[str, Values]
+) -> Chart:
+    """A curve for each name, over the numbers `x`, in whose order it has a value each. The first is
+    solid with points, the others are dashed."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        drawn = []
+        for i, values in enumerate(curves.values()):
+            heights = [math.nan if value is None else value for value in values]
+            style = {"marker": "o", "markersize": 3.5} if i == 0 else {"linestyle": "--"}
+            drawn += axes.plot(x, heights, color=color_of(i), linewidth=1.6, **style)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set(xlabel=drawn_text(x_axis), ylabel=drawn_text(y_axis))
+        add_legend(figure, drawn, list(curves))
+
+    return Chart(title, draw)
+
+
+# --- what the charts share ---
+
+
+def placed(amounts: Float64, known: Float64) -> Float64:
+    """Where amounts lie from 0 to 1, on the scale that the positive ones of `known` define."""
+    import numpy as np
+
+    ends = _ends(known)
+    share = amounts / max(float(known.max(initial=0)), 1e-30)
+    if ends is not None:
+        share = np.log(np.maximum(amounts, ends[0]) / ends[0]) / np.log(ends[1] / ends[0])
+    return np.minimum(share, 1)
+
+
+def norm_of(cells: Float64) -> Any:
+    """The same scale for matplotlib; None is its own, which is linear. Zero has no colour on a
+    logarithmic one."""
+    import numpy as np
+    from matplotlib.colors import LogNorm
+
+    ends = _ends(cells[np.isfinite(cells)])
+    return None if ends is None else LogNorm(*ends)
+
+
+def _ends(known: Float64) -> tuple[float, float] | None:
+    """The smallest and the largest positive amount, if they differ tenfold and none is negative."""
+    positive = known[known > 0]
+    if not len(positive) or known.min() < 0 or positive.max() <= 10 * positive.min():
+        return None
+    return float(positive.min()), float(positive.max())
 
 
 @contextlib.contextmanager
-def _settings(ink: str) -> Iterator[None]:
-    """matplotlib's defaults with our changes, independent of the user's settings."""
+def _figure(ink: str) -> Iterator[Any]:
+    """A figure with matplotlib's defaults and our changes, independent of the user's settings."""
     mpl = import_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    colored = ("axes.edgecolor", "axes.labelcolor", "grid.color", "text.color", "xtick.color",
+               "ytick.color")  # fmt: skip
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about characters that the font lacks
         mpl.rcdefaults()
         mpl.rcParams.update(
             {
+                **dict.fromkeys(colored, ink),
                 "svg.fonttype": "none",
                 "svg.hashsalt": "llamacpp-instr",
                 "text.parse_math": False,
                 "font.size": 10,
-                "axes.edgecolor": ink,
-                "axes.labelcolor": ink,
                 "axes.spines.top": False,
                 "axes.spines.right": False,
                 "axes.axisbelow": True,
                 "axes.grid": True,
                 "axes.grid.axis": "y",
-                "grid.color": ink,
                 "grid.alpha": 0.15,
-                "text.color": ink,
-                "xtick.color": ink,
-                "ytick.color": ink,
                 "legend.frameon": False,
             }
         )
-        yield
+        # one pixel is one point, so measurements are valid in both
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), dpi=72, layout="constrained")
+        FigureCanvasAgg(figure)
+        yield figure
 
 
 def drawn_text(text: str) -> str:
@@ -310,13 +452,30 @@ def drawn_text(text: str) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
+def color_of(number: int) -> str:
+    """The colour of the `number`-th of many."""
+    return COLORS[number % len(COLORS)]
+
+
+def step_between(n: int, fitting: int) -> int:
+    """The step between the labels of `n` places, 1, 2, 5, 10 …, so that `fitting` labels fit."""
+    step, factors = 1, itertools.cycle((2, 2.5, 2))
+    while step * fitting < n:
+        step = int(step * next(factors))
+    return step
+
+
 def _finite(values: Values) -> list[float | None]:
     return [v if v is not None and math.isfinite(v) else None for v in values]
 
 
+def _gapped(values: Values) -> list[float]:
+    return [math.nan if v is None else v for v in _finite(values)]
+
+
 def _layer_axis(axes: Any, layers: Sequence[str]) -> None:
     room = AXIS // (max(map(len, layers), default=1) + 1)
-    step = next(n for n in _STEPS if n * max(room, 1) >= len(layers))
+    step = step_between(len(layers), max(room, 1))
     ticks = list(range(0, len(layers), step))
     if ticks and len(layers) - 1 not in ticks:  # the last one may be "no layer"
         if len(layers) - 1 - ticks[-1] < 0.6 * step:
@@ -336,12 +495,17 @@ def add_legend(figure: Any, drawn: Sequence[Any], names: Sequence[str]) -> None:
         )  # fmt: skip
 
 
+def _fixed(figure: Any) -> Any:
+    """Fixes the position of the axes; returns what measures texts."""
+    figure.canvas.draw()
+    figure.set_layout_engine("none")
+    return figure.canvas.get_renderer()
+
+
 def _label_points(figure: Any, axes: Any, points: Sequence[Point]) -> None:
     """Write every name beside its point, where it covers no other name or point. If that is far
     away, draw a line to the point."""
-    figure.canvas.draw()  # fixes the position of the axes
-    figure.set_layout_engine("none")
-    renderer, ink = figure.canvas.get_renderer(), axes.xaxis.label.get_color()
+    renderer, ink = _fixed(figure), axes.xaxis.label.get_color()
     at = [tuple(axes.transData.transform((point.x, point.y))) for point in points]
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in at]
     room = axes.get_window_extent(renderer).extents
@@ -353,14 +517,36 @@ def _label_points(figure: Any, axes: Any, points: Sequence[Point]) -> None:
         extent = text.get_window_extent(renderer)
         places = [
             (x + dx, y + dy, x + dx + extent.width, y + dy + extent.height)
-            for dx, dy in offsets(extent.width, extent.height)
+            for dx, dy in _offsets(extent.width, extent.height)
         ]
-        best = min(range(len(places)), key=lambda i: (cost(places[i], taken, room), i))
+        best = min(range(len(places)), key=lambda i: (_cost(places[i], taken, room), i))
         place = places[best]
         text.set_position((place[0] - x, place[1] - y))
         if best < 8:
             text.arrow_patch.set_visible(False)
         taken.append(place)
+
+
+def _offsets(width: float, height: float) -> Iterator[tuple[float, float]]:
+    """Possible offsets of a name's lower left corner from its point, nearest first."""
+    for gap in (7, 18, 32, 50, 75):
+        for right, up in ((1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1)):
+            far = gap if right == 0 or up == 0 else 0.75 * gap
+            dx = {1: far, 0: -width / 2, -1: -width - far}[right]
+            dy = {1: far, 0: -height / 2, -1: -height - far}[up]
+            yield dx, dy
+
+
+def _cost(place: Box, taken: Sequence[Box], room: Box) -> float:
+    """Pixels of a place that overlap others or are outside."""
+    cost = sum(_overlap(place, other) for other in taken)
+    return cost + 2 * ((place[2] - place[0]) * (place[3] - place[1]) - _overlap(place, room))
+
+
+def _overlap(a: Box, b: Box) -> float:
+    width = min(a[2], b[2]) - max(a[0], b[0])
+    height = min(a[3], b[3]) - max(a[1], b[1])
+    return width * height if width > 0 and height > 0 else 0.0
 
 
 def _inline(svg: str, title: str) -> str:

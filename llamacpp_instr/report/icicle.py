@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.report.page import Figure, escaped
@@ -28,14 +28,25 @@ COLORED = 3
 """the level whose names choose the colours: blocks"""
 
 
+@dataclass
+class Box:
+    """A node of all trees: its parent's number, and its amount in each tree."""
+
+    name: str
+    parent: int
+    depth: int
+    color: int
+    amounts: list[int]
+
+
 def draw_icicle(title: str, trees: Sequence[Tree], notes: Sequence[str] = ()) -> Figure:
     """A figure of trees of the same session, one for each measure. The first one has every part of
     the others, in the same order."""
-    nodes = _largest(_merged(trees))
-    depth = max(node["depth"] for node in nodes)
+    boxes = _largest(_merged(trees))
+    height = ROW * (max(box.depth for box in boxes) + 1)
     data = {
         "measures": [{"name": of.measure, **scale_of(of.unit)} for of in trees],
-        "nodes": [[n["name"], n["parent"], n["color"], *n["amounts"]] for n in nodes],
+        "nodes": [[box.name, box.parent, box.color, *box.amounts] for box in boxes],
         "row": ROW,
         "narrow": NARROW,
         "readable": READABLE,
@@ -49,8 +60,8 @@ def draw_icicle(title: str, trees: Sequence[Tree], notes: Sequence[str] = ()) ->
     return Figure(
         title,
         f'<div class="icicle"><div class="measures" role="group" aria-label="measure" hidden>'
-        f'{buttons}</div><div class="boxes" style="height:{ROW * (depth + 1)}px" role="group"'
-        f' aria-label="{escaped(title)}">{_boxes(nodes, trees[0])}</div>'
+        f'{buttons}</div><div class="boxes" style="height:{height}px" role="group"'
+        f' aria-label="{escaped(title)}">{_markup(boxes, trees[0])}</div>'
         '<p class="caption" aria-live="polite">&nbsp;</p>'
         f'<script type="application/json">{text}</script></div>',
         list(notes),
@@ -59,63 +70,60 @@ def draw_icicle(title: str, trees: Sequence[Tree], notes: Sequence[str] = ()) ->
     )
 
 
-def _merged(trees: Sequence[Tree]) -> list[dict[str, Any]]:
-    """Every node of the first tree, parents before children, with its amounts in all trees.
-    Negative amounts, which only a wrong clock can cause, count as none."""
-    nodes: list[dict[str, Any]] = []
+def _merged(trees: Sequence[Tree]) -> list[Box]:
+    """Every node of the first tree, parents before children. Negative amounts, which only a wrong
+    clock can cause, count as none."""
+    boxes: list[Box] = []
     colors: dict[str, int] = {}
 
-    def add(parallel: Sequence[Node | None], parent: int, depth: int, color: int) -> list[int]:
-        first = parallel[0]
-        assert first is not None
+    def add(node: Node, others: Sequence[Node | None], parent: int, depth: int, color: int) -> Box:
         if depth == COLORED:
-            color = colors.setdefault(first.name, len(colors) % (N_COLORS - 1) + 1)
-        at = len(nodes)
-        node: dict[str, Any] = {
-            "name": printable(first.name), "parent": parent, "color": color, "depth": depth,
-        }  # fmt: skip
-        nodes.append(node)
-        amounts = [max(of.own, 0) if of and not of.children else 0 for of in parallel]
-        by_name = [{c.name: c for c in of.children} if of else {} for of in parallel]
-        for child in first.children:
-            inner = add([child, *(of.get(child.name) for of in by_name[1:])], at, depth + 1, color)
-            amounts = [a + b for a, b in zip(amounts, inner, strict=True)]
-        node["amounts"] = amounts
-        return amounts
+            color = colors.setdefault(node.name, len(colors) % (N_COLORS - 1) + 1)
+        amounts = [max(of.own, 0) if of and not of.children else 0 for of in (node, *others)]
+        box = Box(printable(node.name), parent, depth, color, amounts)
+        at = len(boxes)
+        boxes.append(box)
+        by_name = [{c.name: c for c in of.children} if of else {} for of in others]
+        for child in node.children:
+            same = [of.get(child.name) for of in by_name]
+            inner = add(child, same, at, depth + 1, color)
+            box.amounts = [a + b for a, b in zip(box.amounts, inner.amounts, strict=True)]
+        return box
 
-    add([tree.root for tree in trees], -1, 0, 0)
-    return nodes
+    first, *others = [tree.root for tree in trees]
+    add(first, others, -1, 0, 0)
+    return boxes
 
 
-def _largest(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _largest(boxes: list[Box]) -> list[Box]:
     """The MOST nodes with the largest share in any measure. Parents have at least the share of
     their children, so they stay."""
-    whole = [max(amount, 1) for amount in nodes[0]["amounts"]]
-    share = [max(a / of for a, of in zip(n["amounts"], whole, strict=True)) for n in nodes]
-    kept = sorted(sorted(range(len(nodes)), key=lambda i: (-share[i], i))[:MOST])
+    whole = [max(amount, 1) for amount in boxes[0].amounts]
+    share = [max(a / of for a, of in zip(box.amounts, whole, strict=True)) for box in boxes]
+    kept = sorted(sorted(range(len(boxes)), key=lambda i: (-share[i], i))[:MOST])
     number = {i: at for at, i in enumerate(kept)} | {-1: -1}
-    return [{**nodes[i], "parent": number[nodes[i]["parent"]]} for i in kept]
+    return [replace(boxes[i], parent=number[boxes[i].parent]) for i in kept]
 
 
-def _boxes(nodes: Sequence[dict[str, Any]], tree: Tree) -> str:
+def _markup(boxes: Sequence[Box], tree: Tree) -> str:
     """The boxes of the whole tree, as the script draws them first."""
-    whole = nodes[0]["amounts"][0]
-    place = [0.0] * len(nodes)
-    free = [0.0] * len(nodes)
+    whole = boxes[0].amounts[0]
+    free = [0.0] * len(boxes)
     parts = []
-    for i, node in enumerate(nodes):
-        width = node["amounts"][0] / whole if whole else 0.0
+    for i, box in enumerate(boxes):
+        amount = box.amounts[0]
+        width = amount / whole if whole else 0.0
         if i:
-            place[i] = free[node["parent"]]
-            free[node["parent"]] += width
-        free[i] = place[i]
+            free[i] = free[box.parent]
+            free[box.parent] += width
         if width >= NARROW:
-            tooltip = f"{node['name']}: {shown(node['amounts'][0], tree.unit)}, {100 * width:.1f} %"
-            name = escaped(node["name"]) if 1000 * width >= READABLE else ""
+            tooltip = f"{box.name}: {shown(amount, tree.unit)}, {100 * width:.1f} %"
+            name = escaped(box.name) if 1000 * width >= READABLE else ""
+            # its first child begins where it begins
             parts.append(
-                f'<button type="button" class="c{node["color"]}" title="{escaped(tooltip)}"'
-                f' style="left:{100 * place[i]:.3f}%;width:{100 * width:.3f}%;'
-                f'top:{ROW * node["depth"]}px">{name}</button>'
+                f'<button type="button" class="c{box.color}" title="{escaped(tooltip)}"'
+                f' style="left:{100 * free[i]:.3f}%;width:{100 * width:.3f}%;'
+                f'top:{ROW * box.depth}px">{name}</button>'
             )
     return "".join(parts)
 

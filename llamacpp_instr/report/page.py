@@ -14,18 +14,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from llamacpp_instr.base.terminal import printable
-from llamacpp_instr.report.arrange import condensed
-from llamacpp_instr.report.report import Cell, Column, Report, shown
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A chart with its title; notes are complete sentences."""
-
-    title: str
-    svg: str
-    """markup for the page, unescaped: from `llamacpp_instr.report.charts`, never from a model"""
-    notes: list[str] = field(default_factory=list)
+from llamacpp_instr.report.charts import Chart
+from llamacpp_instr.report.report import Cell, Column, Report, condensed, shown
 
 
 @dataclass(frozen=True)
@@ -42,7 +32,7 @@ class Figure:
     """both are on the page once, however many figures need them"""
 
 
-Section: TypeAlias = "Report | Picture | Figure"
+Section: TypeAlias = "Report | Chart | Figure"
 
 
 def render_page(title: str, sections: Sequence[Section]) -> str:
@@ -55,7 +45,7 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
     used = [script for script in scripts if script] or [_SCRIPT]
     policy = (
         "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
-        f"style-src 'unsafe-inline'; script-src {' '.join(map(_digest, used))}"
+        f"style-src 'unsafe-inline'; script-src {' '.join(map(digest_of, used))}"
     )
     heading = f"<h1>{escaped(title)}</h1>\n"
     body = "".join(map(_section, sections))
@@ -81,8 +71,8 @@ def render_part(sections: Sequence[Section]) -> str:
     return f'<div class="llamacpp-instr">\n<style>{_PART_STYLE}</style>\n{body}</div>\n'
 
 
-def _digest(script: str) -> str:
-    """How a policy names a script that may run."""
+def digest_of(script: str) -> str:
+    """How a Content-Security-Policy names a script that may run."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
@@ -176,27 +166,31 @@ for (const table of document.querySelectorAll("table")) {
 
 
 def _section(section: Section) -> str:
-    lines = [f"<h2>{escaped(section.title)}</h2>"]
-    if isinstance(section, Figure) and not section.title:
-        lines = []
-    if isinstance(section, Figure):
+    title = escaped(section.title)
+    lines = [f"<h2>{title}</h2>"] if title or not isinstance(section, Figure) else []
+    # scrolls, and can get the keyboard's focus
+    scroll = f'<div class="scroll" role="region" tabindex="0" aria-label="{title}">'
+    notes: Sequence[str] = ()
+    if isinstance(section, Chart):
+        # text is escaped in it
+        lines += [scroll, section.svg(), "</div>"]
+    elif isinstance(section, Figure):
         lines.append(section.markup)
-    elif isinstance(section, Picture):
-        lines += [_scroll(section.title), section.svg, "</div>"]
-    elif section.rows:
-        section = condensed(section)
-        lines += [_scroll(section.title), _table(section), "</div>"]
-    lines += [f"<p>{escaped(note)}</p>" for note in section.notes]
+        notes = section.notes
+    else:
+        if section.rows:
+            section = condensed(section)
+            lines += [scroll, _table(section), "</div>"]
+        notes = section.notes
+    lines += [f"<p>{escaped(note)}</p>" for note in notes]
     return "<section>\n" + "\n".join(lines) + "\n</section>\n"
 
 
-def _scroll(title: str) -> str:
-    """Opens an element that scrolls and can get the keyboard's focus."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escaped(title)}">'
-
-
 def _table(report: Report) -> str:
-    kinds = [_class(column) for column in report.columns]
+    kinds = [
+        ' class="number"' if column.align == "right" else ' class="bar"' * (column.unit == "share")
+        for column in report.columns
+    ]
     lines = ["<table>" if report.headed else '<table class="facts">']
     if report.headed:
         heads = zip(kinds, report.columns, strict=True)
@@ -208,12 +202,6 @@ def _table(report: Report) -> str:
         lines.append("<tr>" + "".join(_cell(kind, c, cell) for kind, c, cell in parts) + "</tr>")
     lines.append("</tbody></table>")
     return "\n".join(lines)
-
-
-def _class(column: Column) -> str:
-    if column.align == "right":
-        return ' class="number"'
-    return ' class="bar"' if column.unit == "share" else ""
 
 
 def _cell(kind: str, column: Column, cell: Cell) -> str:

@@ -6,9 +6,7 @@ Content-Security-Policy allows its page to connect to this server only.
 
 from __future__ import annotations
 
-import base64
 import gzip
-import hashlib
 import importlib.util
 import json
 import mimetypes
@@ -30,9 +28,16 @@ from starlette.staticfiles import StaticFiles
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import how_to_install
 from llamacpp_instr.base.terminal import handled
+from llamacpp_instr.report.page import digest_of
 from llamacpp_instr.report.serving import LOOPBACK, LoopbackServer
 
 MANUAL = "open the trace by hand at https://ui.perfetto.dev"
+
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'unsafe-eval' {scripts}; worker-src 'self' blob:;"
+    " connect-src 'self' data: blob:; style-src 'self' 'unsafe-inline'; font-src 'self';"
+    " img-src 'self' data: blob:; frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
+)
 
 Command: TypeAlias = "tuple[str, str]"
 """a command of the UI, without `dev.perfetto.`, and its argument"""
@@ -90,26 +95,29 @@ def show(
     server = UiServer(trace, find_ui(), port)
     parent = os.getppid()
 
+    def watch() -> None:
+        # a killed shell or editor sends no signal, and the server would be forgotten
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        server.stop()
+
     def started() -> None:
         shown(server.opening(FIRST_SIGHT, visible))
-        # a killed shell or editor sends no signal, and the server would be forgotten
-        threading.Thread(target=_stop_without, args=(parent, server), daemon=True).start()
+        threading.Thread(target=watch, daemon=True).start()
 
     with handled(lambda *_: server.stop(), "SIGTERM", "SIGHUP"):
         server.run(started)
-
-
-def _stop_without(parent: int, server: UiServer) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    server.stop()
 
 
 class UiServer(LoopbackServer):
     """Serves the files of `ui` and one trace. Raises UsageError if the port is taken."""
 
     def __init__(self, trace: Path, ui: Path, port: int = 0) -> None:
-        super().__init__(port, _policy(ui / "index.html"))
+        # the UI compiles WebAssembly and generated code, in workers; of the scripts inside the page
+        # only its own may run
+        page = (ui / "index.html").read_text("utf-8")
+        scripts = re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)
+        super().__init__(port, _POLICY.format(scripts=" ".join(map(digest_of, scripts))))
         self._trace, self._ui = trace, ui
         self._name = os.fsencode(trace.name).decode(errors="replace")
         self.trace_url = self.address + urllib.parse.quote(self._name)
@@ -143,28 +151,3 @@ class UiServer(LoopbackServer):
             Mount("/", StaticFiles(directory=self._ui, html=True)),
         ]
         self.serve([Route("/{name}", trace)], started, ui)
-
-
-def _policy(index: Path) -> str:
-    """The Content-Security-Policy: the page may load from and connect to this server only.
-
-    The UI compiles WebAssembly and generated code, in workers. Of the scripts inside the page only
-    those of `index` may run; the policy has their digests.
-    """
-    scripts = re.findall(r"<script[^>]*>(.*?)</script>", index.read_text("utf-8"), re.DOTALL)
-    digests = [hashlib.sha256(script.encode()).digest() for script in scripts]
-    inline = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-    return "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src 'self' 'unsafe-eval' {inline}",
-            "worker-src 'self' blob:",
-            "connect-src 'self' data: blob:",
-            "style-src 'self' 'unsafe-inline'",
-            "font-src 'self'",
-            "img-src 'self' data: blob:",
-            "frame-ancestors 'none'",
-            "form-action 'none'",
-            "base-uri 'none'",
-        )
-    )

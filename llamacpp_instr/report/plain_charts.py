@@ -1,5 +1,6 @@
-"""Charts of a page that need no library: SVG that stretches to the page's width, with its labels
-beside it as HTML, so that they stay readable from 400 to 1600 pixels.
+"""Figures of a page that need no library: charts, large numbers, and text with its times. Charts
+are SVG that stretches to the page's width, with its labels beside it as HTML, so that they stay
+readable from 400 to 1600 pixels.
 
 Invariant: names are escaped. A chart has at most some thousand elements, whatever it shows: callers
 pass samples through `binned`.
@@ -8,16 +9,16 @@ pass samples through `binned`.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.report.charts import COLORS
-from llamacpp_instr.report.colors import placed
+from llamacpp_instr.report.charts import color_of, placed, step_between
 from llamacpp_instr.report.page import Figure, escaped
-from llamacpp_instr.report.report import Unit, shown
+from llamacpp_instr.report.report import Unit, shown, three_digits
 
 MARKS = 8
 """labels below a heat map, as many as fit on a telephone"""
@@ -107,14 +108,13 @@ def lines_over_time(
             for at, top, end in zip(x, high, low, strict=True)
             if end - top > 1
         )
+        if ranges:
+            parts.append(_path("range", i, ranges))
         if dots:
             drawn = "".join(f"M{at:.1f} {y:.1f}h0" for at, y in zip(x, middle, strict=True))
+            parts.append(_path("dots", i, drawn))
         else:
-            drawn = _held_path(x, middle)
-        color = COLORS[i % len(COLORS)]
-        parts.append(f'<path class="range" stroke="{color}" d="{ranges}"/>' if ranges else "")
-        kind = "dots" if dots else "line"
-        parts.append(f'<path class="{kind}" stroke="{color}" d="{drawn}"/>')
+            parts.append(_path("line", i, _held(x, middle)))
     return _figure(title, axis, "".join(parts), ticks, span, [line.name for line in lines], notes)
 
 
@@ -137,13 +137,12 @@ def areas_over_time(
         up = _stepped(at, _heights(scale, above))
         down = _stepped(at, _heights(scale, below))
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in [*up, *reversed(down)])
-        parts.append(f'<polygon fill="{COLORS[i % len(COLORS)]}" points="{points}"/>')
+        parts.append(f'<polygon fill="{color_of(i)}" points="{points}"/>')
         below = above
     names = list(areas)
     if line is not None:
-        drawn = _held_path(_places(line.x, span), _heights(scale, line.middle))
-        color = COLORS[len(areas) % len(COLORS)]
-        parts.append(f'<path class="line" stroke="{color}" d="{drawn}"/>')
+        drawn = _held(_places(line.x, span), _heights(scale, line.middle))
+        parts.append(_path("line", len(areas), drawn))
         names.append(line.name)
     return _figure(title, axis, "".join(parts), ticks, span, names)
 
@@ -164,8 +163,7 @@ def heat_map(title: str, heat: Heat, across: str, notes: Sequence[str] = ()) -> 
                     f'<rect x="{j}" y="{i}" width="1" height="1" opacity="{opacity}">'
                     f"<title>{escaped(tooltip)}</title></rect>"
                 )
-    step = next(n for n in _STEPS if n * MARKS >= n_columns)
-    last = n_columns - 1
+    step, last = step_between(n_columns, MARKS), n_columns - 1
     marks = [j for j in range(0, n_columns, step) if j == last or last - j >= step] + [last]
     labels = "".join(
         f'<span style="left:{100 * (j + 0.5) / n_columns:.2f}%">{escaped(heat.columns[j])}</span>'
@@ -190,13 +188,89 @@ def bars(title: str, names: Sequence[str], groups: Sequence[Group]) -> Figure:
         most = max((value for value in group.values if value), default=0.0)
         rows = "".join(
             f'<dt>{escaped(name)}</dt><dd><i style="width:{100 * value / most if most else 0:.1f}%;'
-            f'background:{COLORS[i % len(COLORS)]}"></i></dd>'
+            f'background:{color_of(i)}"></i></dd>'
             f"<dd>{escaped(shown(value, group.unit))}</dd>"
             for i, (name, value) in enumerate(zip(names, group.values, strict=True))
             if value is not None
         )
         parts.append(f'<div><h3>{escaped(group.name)}</h3><dl class="bars">{rows}</dl></div>')
     return Figure(title, f'<div class="groups">{"".join(parts)}</div>', [], _STYLE)
+
+
+# --- figures of text ---
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure that one sees first."""
+
+    value: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Pieces of text in the order in which they came, each with its ns."""
+
+    heading: str
+    pieces: Sequence[tuple[str, int]]
+
+
+def tiles(title: str, figures: Sequence[Tile]) -> Figure:
+    """The figures side by side, as many in a row as fit."""
+    cells = "".join(
+        f"<div><b>{escaped(tile.value)}</b><span>{escaped(tile.what)}</span></div>"
+        for tile in figures
+    )
+    return Figure(title, f'<div class="tiles">{cells}</div>', [], _TILES)
+
+
+def timed_text(title: str, passages: Sequence[Passage], notes: Sequence[str] = ()) -> Figure:
+    """Every piece above its milliseconds. A piece has a background if it took longer than the
+    median piece, the stronger the longer, up to four times the median."""
+    times = [ns for passage in passages for _, ns in passage.pieces]
+    median = max(statistics.median(times), 1) if times else 1
+    parts = []
+    for passage in passages:
+        cells = []
+        for text, ns in passage.pieces:
+            heat = round(9 * min(max(ns / median - 1.15, 0) / 3, 1))
+            kind = f' class="h{heat}"' if heat else ""
+            cells.append(
+                f'<i{kind} data-t="{three_digits(ns / 1e6)}">{escaped(_visible(text))}</i>'
+            )
+            if text.endswith("\n"):
+                cells.append("<br>")
+        heading = escaped(passage.heading)
+        parts.append(f"<h3>{heading}</h3><div>{''.join(cells)}</div>")
+    region = f'<div class="timed" role="region" tabindex="0" aria-label="{escaped(title)}">'
+    return Figure(title, f"{region}{''.join(parts)}</div>", list(notes), _TIMED)
+
+
+_TILES = """
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .6rem }
+.tiles div { border: 1px solid #8885; border-radius: .5rem; padding: .5rem .8rem }
+.tiles b { display: block; font-size: 1.7rem; line-height: 1.25; font-weight: 600;
+  font-variant-numeric: tabular-nums; overflow-wrap: anywhere }
+.tiles span { opacity: .75; font-size: .9rem }
+"""
+_TIMED = """
+.timed { line-height: 1.2; max-height: 32rem; overflow-y: auto }
+.timed h3 { font-size: .9rem; opacity: .75 }
+.timed h3:not(:first-child) { margin-top: .9em }
+.timed:focus-visible { outline: 2px solid Highlight }
+.timed i { display: inline-block; font-style: normal; white-space: pre-wrap;
+  overflow-wrap: anywhere; border-radius: .25em; margin: 0 1px .35em 0; padding: .05em .1em;
+  min-height: 2.1em; max-width: 100%; vertical-align: top }
+.timed i::after { content: attr(data-t); display: block; font-size: .68em; opacity: .7;
+  font-variant-numeric: tabular-nums; line-height: 1.2 }
+""" + "".join(f".timed .h{n} {{ background: rgb(224 130 20 / {n * 7}%) }}\n" for n in range(1, 10))
+
+
+def _visible(text: str) -> str:
+    """Text in which a line break and a lone space can be seen."""
+    text = text.replace("\n", "\u21b5")
+    return text if text.strip() else text.replace(" ", "\u2423")
 
 
 # --- what the charts share ---
@@ -236,8 +310,6 @@ h3 { font-size: 1rem; margin: .6em 0 .3em; font-weight: 600 }
 .bars i { display: block; height: 1.1em; min-width: 2px; border-radius: .15em }
 """
 
-_STEPS = [n * 10**power for power in range(9) for n in (1, 2, 5)]
-
 
 def _figure(
     title: str,
@@ -249,19 +321,18 @@ def _figure(
     notes: Sequence[str] = (),
 ) -> Figure:
     labels = [(at, _round(shown(value, axis.unit)) if value else "0") for value, at in ticks]
+    low, high = span
     wide = max((len(label) for _, label in labels), default=0)
     grid = "".join(f"M0 {1000 * (1 - at):.1f}H1000" for at, _ in labels)
     y = "".join(f'<span style="bottom:{100 * at:.2f}%">{escaped(t)}</span>' for at, t in labels)
-    low, high = span
     # whole numbers, which text shows without decimals
-    moments = [int(t) for t in _ticks(low, high, 5)]
     x = "".join(
         f'<span style="left:{100 * (t - low) / max(high - low, 1):.2f}%">'
         f"{escaped(_moment(t))}</span>"
-        for t in moments
+        for t in map(int, _ticks(low, high, 5))
     )
     legend = "".join(
-        f'<span><i style="background:{COLORS[i % len(COLORS)]}"></i>{escaped(name)}</span>'
+        f'<span><i style="background:{color_of(i)}"></i>{escaped(name)}</span>'
         for i, name in enumerate(names)
     )
     return Figure(
@@ -301,8 +372,12 @@ def _heights(scale: Callable[[float], float], values: Float64) -> list[float]:
     return [1000 * (1 - scale(value)) for value in values.tolist()]
 
 
-def _held_path(x: Sequence[float], y: Sequence[float]) -> str:
-    """A line that holds each value until the next, and the last to the end."""
+def _path(kind: str, number: int, drawn: str) -> str:
+    return f'<path class="{kind}" stroke="{color_of(number)}" d="{drawn}"/>'
+
+
+def _held(x: Sequence[float], y: Sequence[float]) -> str:
+    """A path that holds each value until the next, and the last to the end."""
     parts = [f"H{at:.1f} V{height:.1f}" for at, height in zip(x, y, strict=True)]
     return f"M{x[0]:.1f} {y[0]:.1f}{''.join(parts[1:])}H1000" if parts else ""
 

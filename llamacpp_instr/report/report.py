@@ -1,4 +1,5 @@
-"""A report: a titled table with units and notes, and how its cells are shown.
+"""A report: a titled table with units and notes, how its cells are shown, and its rows in another
+order, the first or the largest of them, or equal ones once.
 
 Invariant: cells hold unrounded numbers in nanoseconds, bytes, counts and shares. Only text shows
 them rounded and in other units; JSON has them as they are.
@@ -12,30 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from llamacpp_instr.base.terminal import printable
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted, printable
 
 Unit = Literal[
-    "text",
-    "count",
-    "id",
-    "ns",
-    "bytes",
-    "share",
-    "fraction",
-    "flop",
-    "per_second",
-    "flop_per_second",
-    "bytes_per_second",
-    "layer",
-    "ratio",
-    "bits",
-    "number",
-    "decibel",
-    "cosine",
-    "perplexity",
-    "nats",
-    "probability",
-]
+    "text", "count", "id", "ns", "bytes", "share", "fraction", "flop", "per_second",
+    "flop_per_second", "bytes_per_second", "layer", "ratio", "bits", "number", "decibel", "cosine",
+    "perplexity", "nats", "probability",
+]  # fmt: skip
 Cell: TypeAlias = "str | int | float | None"
 """None means not measured; text shows an empty cell"""
 
@@ -59,6 +44,8 @@ Figures: TypeAlias = dict[str, tuple[Cell, Unit]]
 """the numbers in the notes: name -> value and unit"""
 
 MOST_ROWS = 5000
+MANY_LAYERS = 12
+"""rows from which on equal layers are one row"""
 
 BAR = 10
 """characters in a full bar"""
@@ -129,11 +116,8 @@ class Report:
     def filled(self) -> Report:
         """The report without its empty columns; those that name a row stay."""
         cells = list(zip(*self.rows, strict=True))
-        kept = [
-            i
-            for i, column in enumerate(cells)
-            if i < self.labels or any(c is not None for c in column)
-        ]
+        used = [any(cell is not None for cell in column) for column in cells]
+        kept = [i for i in range(len(cells)) if i < self.labels or used[i]]
         columns = [self.columns[i] for i in kept]
         rows = [[row[i] for i in kept] for row in self.rows]
         return replace(self, columns=columns, rows=rows)
@@ -192,12 +176,9 @@ def shown(cell: Cell, unit: Unit) -> str:
         return f"≤ {shown(float(cell), unit)}"
     if math.isinf(cell):
         return "∞" if cell > 0 else "-∞"
-    if unit in ("ns", "bytes"):
-        return _scaled(cell, *_SCALES[unit])
-    if unit in ("flop", "flop_per_second"):
-        return _scaled(float(cell), *_SCALES["flop"])
-    if unit == "bytes_per_second":
-        return _scaled(float(cell), 1000, ("B", "KB", "MB", "GB", "TB"))
+    if unit in _SCALES:
+        is_exact = unit in ("ns", "bytes")
+        return _scaled(cell if is_exact else float(cell), *_SCALES[unit])
     if unit == "share":
         filled = round(min(max(cell, 0.0), 1.0) * BAR * 2)
         bar = "█" * (filled // 2) + "▌" * (filled % 2)
@@ -230,6 +211,8 @@ _SCALES: dict[str, tuple[int, tuple[str, ...]]] = {
     "ns": (1000, ("ns", "µs", "ms", "s")),
     "bytes": (1024, ("B", "KiB", "MiB", "GiB", "TiB")),
     "flop": (1000, ("", "K", "M", "G", "T")),
+    "flop_per_second": (1000, ("", "K", "M", "G", "T")),
+    "bytes_per_second": (1000, ("B", "KB", "MB", "GB", "TB")),
 }
 
 
@@ -256,3 +239,112 @@ def three_digits(number: float) -> str:
     if abs(number) >= 99.95:
         return f"{number:,.0f}"
     return f"{number:.1f}" if abs(number) >= 9.995 else f"{number:.2f}"
+
+
+# --- the rows ---
+
+
+def arrange(report: Report, sort: str | None = None, top: int | None = None) -> Report:
+    """The report with its rows by the column `sort`, and only the first `top` of them.
+
+    Numbers are in descending order, texts in ascending order; cells that were not measured come
+    last. A note says how many rows were left out. Raises UsageError for a column that the report
+    lacks.
+    """
+    rows, notes = list(report.rows), list(report.notes)
+    if sort is not None:
+        names = [column.name for column in report.columns]
+        if sort not in names:
+            raise UsageError(f"--sort {sort}: the columns are {', '.join(names)}")
+
+        def place(row: list[Cell]) -> tuple[bool, float, str]:
+            cell = row[names.index(sort)]
+            number, text = (0.0, cell) if isinstance(cell, str) else (-(cell or 0), "")
+            return cell is None, number, text
+
+        rows.sort(key=place)
+    if top is not None and len(rows) > top:
+        notes.insert(0, f"Not shown: {counted(len(rows) - top, 'more row')} (--top {top}).")
+        rows = rows[:top]
+    return replace(report, rows=rows, notes=notes)
+
+
+def condensed(report: Report) -> Report:
+    """The report as forms for people have it: without empty columns, layers that look the same in
+    one row, and of many rows the largest. Notes say what is missing."""
+    return _largest(_alike(report.filled()))
+
+
+def _largest(report: Report) -> Report:
+    """At most `report.most` rows, in their order: the largest by the first times or bytes, else the
+    first ones."""
+    if len(report.rows) <= report.most:
+        return report
+    units = [column.unit for column in report.columns[report.labels :]]
+    unit = next((unit for unit in units if unit in ("ns", "bytes")), None)
+    at = [i for i, column in enumerate(report.columns) if column.unit == unit]
+    sizes = [max((float(row[i] or 0) for i in at), default=0.0) for row in report.rows]
+    kept = sorted(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[: report.most])
+    note = f"Not shown: {counted(len(sizes) - report.most, 'more row')}."
+    return replace(report, rows=[report.rows[i] for i in kept], notes=[note, *report.notes])
+
+
+def _alike(report: Report) -> Report:
+    """One row for all layers with the same figures, if there are many layers."""
+    inside = sum(row[0] != -1 for row in report.rows)
+    if inside <= MANY_LAYERS or report.columns[0].unit != "layer":
+        return report
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for i, row in enumerate(report.rows):
+        units = (column.unit for column in report.columns[1:])
+        kinds.setdefault((row[0] == -1, *map(shown, row[1:], units)), []).append(i)
+    if len(kinds) == len(report.rows):
+        return report
+    rows = [[_ranges([int(report.rows[i][0] or 0) for i in of]), *report.rows[of[0]][1:]]
+            for of in kinds.values()]  # fmt: skip
+    return replace(
+        report,
+        rows=rows,
+        notes=["A row is one layer of each kind; --json has all layers.", *report.notes],
+    )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`0-3, 6`; `none` for what belongs to no layer."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) if run != [-1] else "none" for run in runs)
+
+
+def named_by(log: str, reports: Sequence[Report]) -> list[Report]:
+    """The reports with titles that begin with the log's name."""
+    return [replace(report, title=f"{log}: {report.title}") for report in reports]
+
+
+def side_by_side(
+    named: Sequence[tuple[str, Sequence[Report], Report | None]],
+) -> tuple[list[Report], Report | None]:
+    """The reports of all logs, and their tables as one table.
+
+    Each element is the name of a log, its reports, and the one of them that CSV shows. With several
+    logs each title begins with the log's name, and the joined table has it as its first column. The
+    joined table has every column that one of the tables has; None if there are no tables.
+    """
+    tables = [(name, table) for name, _, table in named if table is not None]
+    if len(named) == 1:
+        (_, reports, table) = named[0]
+        return list(reports), table
+    titled = [report for name, reports, _ in named for report in named_by(name, reports)]
+    if not tables:
+        return titled, None
+    columns = list(dict.fromkeys(column for _, table in tables for column in table.columns))
+    rows = [
+        [name, *(dict(zip(table.columns, row, strict=True)).get(column) for column in columns)]
+        for name, table in tables
+        for row in table.rows
+    ]
+    return titled, replace(tables[0][1], columns=[Column("log"), *columns], rows=rows)

@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager, suppress
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -95,14 +94,12 @@ def page_routes(package: str, files: Mapping[str, tuple[str, str]]) -> list[Rout
     """Routes of the files of a page, from the folder `page` of a package: path -> name and media
     type."""
     folder = importlib.resources.files(package) / "page"
-    return [
-        Route(f"/{path}", _file((folder / name).read_bytes(), media_type))
-        for path, (name, media_type) in files.items()
-    ]
 
+    def route(path: str, name: str, media_type: str) -> Route:
+        data = (folder / name).read_bytes()
+        return Route(f"/{path}", lambda _request: Response(data, media_type=media_type))
 
-def _file(data: bytes, media_type: str) -> Callable[[Request], Response]:
-    return lambda _request: Response(data, media_type=media_type)
+    return [route(path, name, media_type) for path, (name, media_type) in files.items()]
 
 
 class _OwnOnly:

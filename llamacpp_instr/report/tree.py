@@ -31,6 +31,14 @@ class Node:
         """Its own, or the sum of its children's."""
         return sum(child.amount for child in self.children) if self.children else self.own
 
+    def stacks(self) -> Iterator[tuple[list[str], int]]:
+        """The names from this node to each leaf below it, with the leaf's amount."""
+        if not self.children:
+            yield [self.name], self.own
+        for child in self.children:
+            for names, amount in child.stacks():
+                yield [self.name, *names], amount
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -46,15 +54,7 @@ class Tree:
 
     def stacks(self) -> Iterator[tuple[list[str], int]]:
         """The names from the root to each leaf, with the leaf's amount."""
-        return _stacks(self.root, [])
-
-
-def _stacks(node: Node, above: list[str]) -> Iterator[tuple[list[str], int]]:
-    names = [*above, node.name]
-    if not node.children:
-        yield names, node.own
-    for child in node.children:
-        yield from _stacks(child, names)
+        return self.root.stacks()
 
 
 def outline(tree: Tree) -> Report:

@@ -24,8 +24,8 @@ from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.log.reader import read_events as typed_events
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Report
-from llamacpp_instr.report.text import render_text
 from tests.conftest import Instr, assert_refused, read_events
 from tests.kit.in_process import printed, told
 from tests.kit.quantized_kit import quantized_demo

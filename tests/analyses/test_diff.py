@@ -22,8 +22,8 @@ from llamacpp_instr.converters.analyses.noise import Ratio
 from llamacpp_instr.converters.analyses.settings import ALIKE, compute_settings
 from llamacpp_instr.converters.analyses.step_times import StepTimes
 from llamacpp_instr.log import schema as s
+from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Report
-from llamacpp_instr.report.text import render_text
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import told
 from tests.kit.reports import rows, session_of

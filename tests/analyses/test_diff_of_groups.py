@@ -15,7 +15,7 @@ from llamacpp_instr.converters.analyses.diff import compute_diff
 from llamacpp_instr.converters.analyses.step_times import StepTimes
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, Table, load_session
-from llamacpp_instr.report.text import render_text
+from llamacpp_instr.report.render import render_text
 from tests.conftest import Instr, assert_refused
 from tests.kit.reports import session_of
 from tests.kit.steady_log import group, slowed, steady_log

@@ -14,8 +14,8 @@ import pytest
 
 from llamacpp_instr.converters.analyses.inspect import compute_inspection, compute_tensors
 from llamacpp_instr.model.file import ModelFile, load_any_file, load_model_file
+from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Cell, Report
-from llamacpp_instr.report.text import render_text
 from tests.conftest import Instr, assert_refused
 from tests.kit import native_kit
 from tests.kit.gguf_files import save

@@ -24,9 +24,8 @@ from llamacpp_instr.converters.analyses.stats_keys import (
 from llamacpp_instr.converters.exports.tables import Tables, load_tables
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
-from llamacpp_instr.report.arrange import arrange
-from llamacpp_instr.report.report import BOUND, AtMost
-from llamacpp_instr.report.text import render_text
+from llamacpp_instr.report.render import render_text
+from llamacpp_instr.report.report import BOUND, AtMost, arrange
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log

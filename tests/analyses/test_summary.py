@@ -19,8 +19,8 @@ from llamacpp_instr.converters.analyses.summary import ALL_LAYERS, compute_summa
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import load_session
+from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Report
-from llamacpp_instr.report.text import render_text
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
 from tests.kit.reports import by_title, column, rows, session_of

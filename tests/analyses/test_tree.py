@@ -17,7 +17,7 @@ from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tree import LEVELS, Measure, build_tree
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
-from llamacpp_instr.report.text import render_text
+from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.tree import (
     Node,
     Tree,

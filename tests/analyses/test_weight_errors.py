@@ -16,8 +16,7 @@ from llamacpp_instr.lab.weights.error import SAMPLE, Sums, WeightError
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
-from llamacpp_instr.report.render import render_csv, render_html, render_markdown
-from llamacpp_instr.report.text import render_text
+from llamacpp_instr.report.render import render_csv, render_html, render_markdown, render_text
 from tests.kit.block_models import write_blocks
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import by_title, rows

@@ -14,8 +14,7 @@ from llamacpp_instr.llama.build import source_tree
 from llamacpp_instr.llama.build.log import BuildLog
 from tests.kit import patches_kit as kit
 from tests.kit.patches_kit import ANSWER, COUNT, LESS, World, commit, git
-from tools.patches.check import find_faults
-from tools.patches.export import render_series
+from tools.patches.export import find_faults, render_series
 
 pytestmark = pytest.mark.native
 

@@ -15,7 +15,7 @@ from tests.kit import sdist_kit
 from tests.kit.patches_kit import ANSWER, COUNT, FILES, LESS, World, counted, git
 from tools.patches import __main__ as command
 from tools.patches import edit as editing
-from tools.patches.check import find_faults
+from tools.patches.export import find_faults
 from tools.patches.repository import Stopped
 
 pytestmark = pytest.mark.native

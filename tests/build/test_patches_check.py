@@ -12,7 +12,7 @@ from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build import source_tree
 from llamacpp_instr.llama.build.log import BuildLog
 from tests.kit.patches_kit import ANSWER, COUNT, LESS, World, need_git
-from tools.patches.check import find_faults
+from tools.patches.export import find_faults
 
 pytestmark = pytest.mark.native
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.patches_kit import World, git
-from tools.patches.check import find_faults
+from tools.patches.export import find_faults
 
 pytestmark = pytest.mark.native
 

@@ -20,9 +20,8 @@ from pathlib import Path
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.report.icicle import SCRIPT as ICICLE
-from llamacpp_instr.report.render import render_csv, render_html, render_markdown
+from llamacpp_instr.report.render import render_csv, render_html, render_markdown, render_text
 from llamacpp_instr.report.report import Cell, Column, Report
-from llamacpp_instr.report.text import render_text
 
 CPU_SECONDS = 5.0
 """for one input, plus the same for every 100 kB of it; a usual one takes milliseconds"""

@@ -15,7 +15,7 @@ from llamacpp_instr.converters.analyses.stats import compute_stats
 from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log.graph.attention import Attention, Seen, Span, Ubatch, attention_work
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.report.text import render_text
+from llamacpp_instr.report.render import render_text
 from tests.kit.attention_truth import counts
 from tests.kit.computes import one_by_one
 from tests.kit.native_kit import DEMO, random_models

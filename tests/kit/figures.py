@@ -9,8 +9,7 @@ from llamacpp_instr.report import charts
 
 def drawn(chart: charts.Chart) -> Any:
     """The figure of a chart, laid out."""
-    with charts._settings("black"):
-        figure = charts._figure()
+    with charts._figure("black") as figure:
         chart.draw(figure)
         figure.canvas.draw()
     return figure

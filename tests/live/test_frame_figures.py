@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.converters.live.frames import MOST_STEPS, FrameMaker, glance, step_details
-from llamacpp_instr.converters.live.heat import Heat
-from llamacpp_instr.converters.live.state import LiveState
+from llamacpp_instr.converters.live.state import Heat, LiveState
 from tests.kit.made_log import encode, make_log
 from tests.live.test_state import metrics_of, state_of
 

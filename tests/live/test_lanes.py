@@ -10,13 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from llamacpp_instr.converters.live import figures, lanes
-from llamacpp_instr.converters.live.figures import ended, figures_of, is_active
-from llamacpp_instr.converters.live.frames import step_details
-from llamacpp_instr.converters.live.heat import PlanCells, add_layers, add_ops
+from llamacpp_instr.converters.live import frames, lanes
+from llamacpp_instr.converters.live.frames import ended, figures_of, is_active, step_details
 from llamacpp_instr.converters.live.lanes import Lane, LiveLanes
 from llamacpp_instr.converters.live.live_session import KEPT, LiveSession
-from llamacpp_instr.converters.live.state import SECOND, Cache, LiveState, Second, Threads
+from llamacpp_instr.converters.live.state import (
+    SECOND,
+    Cache,
+    LiveState,
+    Second,
+    Threads,
+    add_times,
+)
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.batches import Part
 from llamacpp_instr.log.graph.ops import BLOCKS
@@ -165,7 +170,7 @@ def test_requests_have_ended_if_nothing_is_computed(
 
 
 def test_medians_are_of_the_latest_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "RECENT", 3)
+    monkeypatch.setattr(frames, "RECENT", 3)
     state = LiveState()
     many = [lane_of(9, 99), lane_of(), lane_of(2, 8), lane_of(4, 6)]
     state.lanes._lanes = dict(enumerate(many))
@@ -270,12 +275,12 @@ def test_a_step_has_the_kernels_of_its_computes(tmp_path: Path) -> None:
 def test_layers_beyond_the_map_are_in_its_last_row() -> None:
     """Row 0 is outside of layers."""
     step = np.zeros((3, len(BLOCKS)))
-    cells = PlanCells(np.array([-1, 0, 1, 7]), np.array([0, 1, 1, 1]), list("abcd"))
-    add_ops(step, s.Ops(t=0, compute=0, plan=0, dur=[1, 2, 4, 8]), cells)
+    add_times(step, np.array([-1, 0, 1, 7]), np.array([0, 1, 1, 1]), [1, 2, 4, 8])
     assert step[:, :2].tolist() == [[1, 0], [0, 2], [0, 12]]
     step[:] = 0
-    add_layers(step, s.Layers(t=0, compute=0, layer=[-1, 0, 1, 7], dur=[1, 2, 4, 8]))
-    assert step[:, BLOCKS.index("other")].tolist() == [1, 2, 12]
+    other = BLOCKS.index("other")
+    add_times(step, np.array([-1, 0, 1, 7]), np.full(4, other), [1, 2, 4, 8])
+    assert step[:, other].tolist() == [1, 2, 12]
     assert step.sum() == 15
 
 

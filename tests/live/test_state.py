@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llamacpp_instr.converters.live.figures import figures_of
-from llamacpp_instr.converters.live.frames import FrameMaker, step_details
+from llamacpp_instr.converters.live.frames import FrameMaker, figures_of, step_details
 from llamacpp_instr.converters.live.lanes import BETWEEN, TO_FIRST, Histogram
 from llamacpp_instr.converters.live.metrics import metrics_text
 from llamacpp_instr.converters.live.state import MESSAGES, LiveState

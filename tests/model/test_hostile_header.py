@@ -18,8 +18,7 @@ from llamacpp_instr.converters.analyses.inspect import compute_inspection, compu
 from llamacpp_instr.model.file import load_any_file, load_model_file
 from llamacpp_instr.model.header import read_array, read_header
 from llamacpp_instr.model.types import TYPES
-from llamacpp_instr.report.render import render_csv, render_html, render_markdown
-from llamacpp_instr.report.text import render_text
+from llamacpp_instr.report.render import render_csv, render_html, render_markdown, render_text
 from tests.kit import tiny_models
 from tests.kit.gguf_files import save, write_two_parts
 

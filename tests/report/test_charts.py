@@ -21,8 +21,7 @@ from llamacpp_instr.converters.analyses.memory.pictures import chart_bits_by_lay
 from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.report import charts
-from llamacpp_instr.report.charts import Chart, Point
-from llamacpp_instr.report.colors import norm_of, placed
+from llamacpp_instr.report.charts import Chart, Point, norm_of, placed
 from llamacpp_instr.report.plain_charts import Heat, heat_map
 from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 from tests.kit.figures import drawn

@@ -12,7 +12,7 @@ import pytest
 from llamacpp_instr.converters.analyses.tree import build_tree
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.report.charts import bar_by_layer
-from llamacpp_instr.report.page import Picture, render_page
+from llamacpp_instr.report.page import Figure, render_page
 from llamacpp_instr.report.plain_charts import Group, bars
 from llamacpp_instr.report.report import Column, Report
 from tests.conftest import ROOT, Instr
@@ -71,7 +71,7 @@ def test_nothing_is_loaded_even_if_markup_came_through(tmp_path: Path) -> None:
         '<script>document.title = "taken"</script><script src="http://evil.invalid/z.js"></script>'
     )
     page = tmp_path / "page.html"
-    page.write_text(render_page("Page", [Picture("Chart", markup), REPORT]))
+    page.write_text(render_page("Page", [Figure("Chart", markup), REPORT]))
     seen = ui_kit.look_at_page(page, [(0, "size", "click")])
     assert seen.foreign == []
     assert len(seen.console) >= 3, "the browser said that it was stopped"
@@ -124,7 +124,7 @@ def test_nothing_is_cut_where_there_is_room(tmp_path: Path) -> None:
     sections = [
         Report("Wide", wide, [[f"layer {i}", *[123_456] * 9] for i in range(200)]),
         Report("Findings", findings, [["the CPU time", 0.5, "Stop the other work. " * 9]]),
-        Picture(chart.title, chart.svg()),
+        chart,
     ]
     (tmp_path / "page.html").write_text(render_page("Page", sections))
     cut = (
@@ -153,7 +153,7 @@ def test_a_name_in_a_chart_is_what_it_is(tmp_path: Path) -> None:
     ]
     chart = bar_by_layer("T", "bits", ["0"], {name: [1.0] for name in hostile})
     page = tmp_path / "page.html"
-    page.write_text(render_page("Page", [Picture(chart.title, chart.svg())]))
+    page.write_text(render_page("Page", [chart]))
     seen = ui_kit.look_at_page(page)
     assert {name.strip() for name in seen.texts} >= {*hostile[:-1], "\\x1b[31m"}
     assert (seen.foreign, seen.errors, seen.console) == ([], [], [])

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.terminal import printable
-from llamacpp_instr.report.render import render_csv, render_html, render_markdown
+from llamacpp_instr.report.render import render_csv, render_html, render_markdown, render_text
 from llamacpp_instr.report.report import MOST_ROWS, Column, Report
-from llamacpp_instr.report.text import render_text
 from tests.kit import report_names
 
 COLUMNS = [Column("Name"), Column("time", "ns"), Column("share", "fraction")]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Column, Report, shown
-from llamacpp_instr.report.text import render_text
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from llamacpp_instr.converters.scheduling.report import (
 )
 from llamacpp_instr.converters.scheduling.schedule import schedule_list, schedule_program
 from llamacpp_instr.converters.scheduling.tasks import EngineKind, Engines, Label, equal_engines
+from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Report
-from llamacpp_instr.report.text import render_text
 from tests.kit.figures import drawn
 from tests.kit.schedule_kit import fed_core, graphs, machines, make_tasks
 

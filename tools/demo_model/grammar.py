@@ -5,6 +5,7 @@ several. A slot of a sentence is filled on its first use and keeps its word to t
 so a reader has to remember names, pronouns, colours, places and feelings.
 """
 
+import itertools
 import math
 import random
 import re
@@ -22,11 +23,8 @@ _ARTICLE: Final = re.compile(r"\b([Aa]) (?=[aeiou])")
 _LIST_OF: Final = {"elsewhere": "hiding", "other_colour": "colour", "friend_kind": "animal"}
 # slots that must differ from another slot
 _UNLIKE: Final = {
-    "elsewhere": "hiding",
-    "hiding": "elsewhere",
-    "other_colour": "colour",
-    "colour": "other_colour",
-    "friend_kind": "kind",
+    **{"elsewhere": "hiding", "hiding": "elsewhere", "friend_kind": "kind"},
+    **{"other_colour": "colour", "colour": "other_colour"},
 }
 
 
@@ -60,9 +58,8 @@ def read_grammar() -> Grammar:
     )
     plots: dict[str, list[Step]] = {}
     for name, lines in sections.items():
-        plots[name] = []
-        for line in lines:
-            plots[name] += plots[line[1:]] if line[0] == "@" else [_options(line)]
+        steps = (plots[line[1:]] if line[0] == "@" else [_options(line)] for line in lines)
+        plots[name] = list(itertools.chain.from_iterable(steps))
     return Grammar(words, places, plots)
 
 
@@ -126,18 +123,14 @@ class _Teller:
         return {slot: self.choose(options)}
 
 
-def _tell(rng: random.Random) -> Story:
-    teller = _Teller(rng)
-    told = teller.tell(GRAMMAR.plots[teller.choose(("introduction", "departure"))])
-    # every opening names the place
-    _, *plots = GRAMMAR.places[teller.word("place")]
-    for name in (teller.choose(plots), "closing"):
-        told += teller.tell(GRAMMAR.plots[name])
-    return Story(" ".join(told), teller.nats)
-
-
 def stories(seed: int) -> Iterator[Story]:
     """Yield stories without end, always the same ones for the same seed."""
     rng = random.Random(seed)
     while True:
-        yield _tell(rng)
+        teller = _Teller(rng)
+        told = teller.tell(GRAMMAR.plots[teller.choose(("introduction", "departure"))])
+        # every opening names the place
+        _, *plots = GRAMMAR.places[teller.word("place")]
+        for name in (teller.choose(plots), "closing"):
+            told += teller.tell(GRAMMAR.plots[name])
+        yield Story(" ".join(told), teller.nats)

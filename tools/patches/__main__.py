@@ -24,32 +24,27 @@ from llamacpp_instr.llama.build.source_tree import (
     patches_dir,
     read_upstream,
 )
-from tools.patches.check import find_faults
 from tools.patches.edit import OLD, OLD_PATCHED, carry, edit, fetch_release, refuse_existing
-from tools.patches.export import export
+from tools.patches.export import export, find_faults
 from tools.patches.repository import PRISTINE
 
 
 def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
-        if options.command == "edit":
-            return _edit(options.directory.absolute(), options.onto)
-        if options.command == "export":
-            return _export(options.directory.absolute())
-        return _check()
+        status: int = options.run(options)
+        return status
     except BuildError as error:
         print(f"Error: {error}", file=sys.stderr)
-        return 1
     except OSError as error:
         print(f"Error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
+    return 1
 
 
-def _edit(directory: Path, onto: str | None) -> int:
-    patches = patches_dir()
+def _edit(options: argparse.Namespace) -> int:
+    directory, onto, patches = options.directory.absolute(), options.onto, patches_dir()
     refuse_existing(directory)  # before anything is fetched
     log = BuildLog(cache_dir() / "logs" / "patches.log")
     sdist = fetch_sdist(patches, cache_dir(), log)
@@ -83,8 +78,8 @@ def _edit(directory: Path, onto: str | None) -> int:
     return 0
 
 
-def _export(directory: Path) -> int:
-    exported = export(directory, patches_dir())
+def _export(options: argparse.Namespace) -> int:
+    exported = export(options.directory.absolute(), patches_dir())
     for name in exported.changed:
         print(f"written: {name}")
     for name in exported.removed:
@@ -95,7 +90,7 @@ def _export(directory: Path) -> int:
     return 0
 
 
-def _check() -> int:
+def _check(_: argparse.Namespace) -> int:
     patches = patches_dir()
     log = BuildLog(cache_dir() / "logs" / "patches.log")
     faults = find_faults(fetch_sdist(patches, cache_dir(), log), patches)
@@ -113,18 +108,17 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(required=True)
     command = commands.add_parser("edit", help="make the patched tree, every patch a commit")
+    command.set_defaults(run=_edit)
     command.add_argument("directory", type=Path, metavar="DIR", help="new, or empty")
-    command.add_argument(
-        "--onto",
-        type=_version,
-        metavar="VERSION",
-        help="carry the series over to this llama-cpp-python; what does not apply is merged",
-    )
+    about = "carry the series over to this llama-cpp-python; what does not apply is merged"
+    command.add_argument("--onto", type=_version, metavar="VERSION", help=about)
     command = commands.add_parser("export", help="write patches/ from the commits of DIR")
+    command.set_defaults(run=_export)
     command.add_argument("directory", type=Path, metavar="DIR", help="made by edit")
-    commands.add_parser("check", help="name what is wrong with patches/")
+    command = commands.add_parser("check", help="name what is wrong with patches/")
+    command.set_defaults(run=_check)
     return parser
 
 

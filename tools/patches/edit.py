@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from llamacpp_instr.base.errors import BuildError
@@ -35,23 +34,15 @@ OLD, OLD_PATCHED = "old-pristine", "old-patched"
 """tags of the pinned release, if the series is carried to another one"""
 
 
-@dataclass(frozen=True)
-class Part:
-    """One of the two trees that patches apply to."""
-
-    folder: str
-    """of its patches, below `patches`: empty or `wheel/`"""
-    tree: Path
-    """its root, below the sdist's"""
-
-    def patches(self, patches: Path) -> list[Path]:
-        """Its patches, in order."""
-        wheel = bool(self.folder)
-        return [patches / name for name in read_series(patches) if concerns_wheel(name) is wheel]
-
-
 # the outer one first: changes in the inner one are not changes of the outer one
-PARTS = (Part("wheel/", Path()), Part("", VENDORED))
+PARTS = {"wheel/": Path(), "": VENDORED}
+"""folders of patches, and the tree below the sdist's root that those of each apply to"""
+
+
+def _patches_of(folder: str, patches: Path) -> list[Path]:
+    """In order."""
+    names = read_series(patches)
+    return [patches / name for name in names if concerns_wheel(name) is bool(folder)]
 
 
 def make_editable(sdist: Path, into: Path, patches: Path) -> Path:
@@ -61,10 +52,17 @@ def make_editable(sdist: Path, into: Path, patches: Path) -> Path:
     Raises BuildError, which names the patch, if one does not apply.
     """
     root = unpack_pinned(sdist, into, patches)
-    for part in PARTS:
-        repository = _begin(part, root, patches)
-        _commit_release(repository, part, sdist, read_upstream(patches).version, PRISTINE)
-        _apply_all(repository, part, patches)
+    # git does not follow our links, but they are not changes of llama.cpp either
+    ours = [*overlay_files(patches), BUILD_HEADER.relative_to(VENDORED)]
+    for folder, tree in PARTS.items():
+        own = ours if tree == VENDORED else [VENDORED]
+        repository = Repository(root / tree)
+        repository.create([*(f"/{path.as_posix()}" for path in own), "/build*/"])
+        _commit_release(repository, tree, sdist, read_upstream(patches).version)
+        if stopped := repository.apply(_patches_of(folder, patches)):
+            raise BuildError(
+                f"{stopped.patch} does not apply to the pinned sdist: {stopped.reason}"
+            )
     return root
 
 
@@ -100,15 +98,15 @@ def carry(
             raise BuildError(f"{release}: it does not tell which llama.cpp it vendors")
         upstream = Upstream(version, sha256_of(release), commit, revision=1)
         stopped = []
-        for part in PARTS:
-            (old / part.tree / ".git").rename(new / part.tree / ".git")
-            repository = Repository(new / part.tree)
+        for folder, tree in PARTS.items():
+            (old / tree / ".git").rename(new / tree / ".git")
+            repository = Repository(new / tree)
             repository.git("tag", OLD, PRISTINE)
             repository.git("tag", OLD_PATCHED, "HEAD")
             repository.git("tag", "--delete", PRISTINE)
             repository.git("reset", "--quiet", "--soft", OLD)
-            _commit_release(repository, part, release, version, PRISTINE)
-            stop = repository.apply(part.patches(patches), three_way=True)
+            _commit_release(repository, tree, release, version)
+            stop = repository.apply(_patches_of(folder, patches), three_way=True)
             stopped += [stop] if stop else []
         _add_own_files(new, patches, upstream)
         _move(new, directory)
@@ -143,38 +141,17 @@ def refuse_existing(directory: Path) -> None:
         raise BuildError(f"{directory}: it exists and is not a directory; name a new one")
 
 
-def _begin(part: Part, root: Path, patches: Path) -> Repository:
-    if part.tree == VENDORED:
-        # git does not follow the links, but they are not changes of llama.cpp either
-        header = BUILD_HEADER.relative_to(VENDORED)
-        own = [f"/{path.as_posix()}" for path in [*overlay_files(patches), header]]
-    else:
-        own = [f"/{VENDORED.as_posix()}"]
-    repository = Repository(root / part.tree)
-    repository.create([*own, "/build*/"])
-    return repository
-
-
-def _commit_release(
-    repository: Repository, part: Part, sdist: Path, version: str, tag: str
-) -> None:
-    """Commit an unpacked release; its message has the version and sha256 for `made_of`."""
-    without = None if part.tree == VENDORED else VENDORED.as_posix()
+def _commit_release(repository: Repository, tree: Path, sdist: Path, version: str) -> None:
+    """Commit an unpacked release as `pristine`; its message is for `made_of`."""
+    without = None if tree == VENDORED else VENDORED.as_posix()
     repository.commit_tree(f"llama-cpp-python {version}\n\nsha256 {sha256_of(sdist)}", without)
-    repository.git("tag", tag)
+    repository.git("tag", PRISTINE)
 
 
 def made_of(repository: Repository) -> tuple[str, str]:
     """Version and sha256 of the release in the commit `pristine`."""
     words = repository.git("log", "-1", "--format=%B", PRISTINE).split()
     return words[1], words[-1]
-
-
-def _apply_all(repository: Repository, part: Part, patches: Path) -> None:
-    stopped = repository.apply(part.patches(patches))
-    if stopped:
-        name = stopped.patch.relative_to(patches)
-        raise BuildError(f"{patches / name} does not apply to the pinned sdist: {stopped.reason}")
 
 
 def _add_own_files(root: Path, patches: Path, upstream: Upstream) -> None:

@@ -51,48 +51,19 @@ _SETTINGS = f"""\
 
 # Options for everything that settings or versions of git decide differently.
 _FORMAT = [
-    "--zero-commit",
-    "--no-signature",
-    "--full-index",
-    "--no-stat",
-    "--no-numbered",
-    "--no-attach",
-    "--no-thread",
-    "--no-cover-letter",
-    "--no-base",
-    "--no-signoff",
-    "--no-from",
-    "--no-to",
-    "--no-cc",
-    "--no-add-header",
-    "--no-notes",
-    "--no-encode-email-headers",
-    "--subject-prefix=PATCH",
-    "--suffix=.patch",
-    "--start-number=1",
-    "--encoding=UTF-8",
-    "--diff-algorithm=myers",
-    "--indent-heuristic",
-    "--unified=3",
-    "--inter-hunk-context=0",
-    "--no-renames",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-    "--no-relative",
-    "--no-color",
-    "--no-ext-diff",
-    "--no-textconv",
-]
+    "--zero-commit", "--no-signature", "--full-index", "--no-stat", "--no-numbered",
+    "--no-attach", "--no-thread", "--no-cover-letter", "--no-base", "--no-signoff", "--no-from",
+    "--no-to", "--no-cc", "--no-add-header", "--no-notes", "--no-encode-email-headers",
+    "--subject-prefix=PATCH", "--suffix=.patch", "--start-number=1", "--encoding=UTF-8",
+    "--diff-algorithm=myers", "--indent-heuristic", "--unified=3", "--inter-hunk-context=0",
+    "--no-renames", "--src-prefix=a/", "--dst-prefix=b/", "--no-relative", "--no-color",
+    "--no-ext-diff", "--no-textconv",
+]  # fmt: skip
 
 _APPLY = [
-    "--quiet",
-    "--keep-cr",
-    "--keep-non-patch",
-    "--no-scissors",
-    "--no-gpg-sign",
-    "--whitespace=nowarn",
-    "--committer-date-is-author-date",
-]
+    "--quiet", "--keep-cr", "--keep-non-patch", "--no-scissors", "--no-gpg-sign",
+    "--whitespace=nowarn", "--committer-date-is-author-date",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -189,6 +160,7 @@ class Repository:
     def _run(
         self, arguments: Sequence[str], variables: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
+        name, address = AUTHOR
         env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
         env |= {
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -198,25 +170,20 @@ class Repository:
             # git looks there for attributes and ignored files, whatever the configuration says
             "HOME": os.devnull,
             "XDG_CONFIG_HOME": os.devnull,
-            "GIT_COMMITTER_NAME": AUTHOR[0],
-            "GIT_COMMITTER_EMAIL": AUTHOR[1],
+            **{"GIT_AUTHOR_NAME": name, "GIT_AUTHOR_EMAIL": address},
+            **{"GIT_COMMITTER_NAME": name, "GIT_COMMITTER_EMAIL": address},
             # the same commits from the same patches
             "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
             "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
             "LC_ALL": "C",
             "TZ": "UTC",
         }
-        env["GIT_AUTHOR_NAME"], env["GIT_AUTHOR_EMAIL"] = AUTHOR
         try:
             return subprocess.run(
-                ["git", *arguments],
-                cwd=self.root,
-                env=env | (variables or {}),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
+                ["git", *arguments], cwd=self.root, env=env | (variables or {}),
+                stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
                 errors="surrogateescape",
-            )
+            )  # fmt: skip
         except FileNotFoundError:
             raise BuildError("git is not installed (Debian, Ubuntu: apt install git)") from None
 

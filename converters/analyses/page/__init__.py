@@ -28,9 +28,8 @@ from llamacpp_instr.log.session import Session
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.icicle import draw_icicle
 from llamacpp_instr.report.page import Figure, Section
-from llamacpp_instr.report.plain_charts import Heat, heat_map
+from llamacpp_instr.report.plain_charts import Heat, Tile, heat_map, tiles
 from llamacpp_instr.report.report import Cell, Column, Report, Unit, shown
-from llamacpp_instr.report.text_figures import Tile, tiles
 from llamacpp_instr.report.tree import Tree
 
 MOST_ROWS = 18

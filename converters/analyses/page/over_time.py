@@ -14,12 +14,13 @@ from llamacpp_instr.report.plain_charts import (
     BINS,
     Axis,
     Line,
+    Passage,
     areas_over_time,
     binned,
     lines_over_time,
+    timed_text,
 )
 from llamacpp_instr.report.report import shown
-from llamacpp_instr.report.text_figures import Passage, timed_text
 
 MOST_LINES = 8
 """caches in a chart: those with the most cells used"""

@@ -3,7 +3,7 @@
 import { cellAt, clock, drawHeat, heatColour } from "./draw.js";
 import * as strip from "./steps.js";
 import * as time from "./time.js";
-import { $, count, duration, mib, middle, text } from "./words.js";
+import { $, count, duration, make, mib, middle, put, tableRows, text } from "./words.js";
 
 const KEPT_SECONDS = 3600, KEPT_STEPS = 2000, KEPT_TOKENS = 1000, SHOWN_LANES = 40;
 
@@ -134,16 +134,14 @@ function drawLanes(frame) {
     const of = elements.get(lane.lane) ?? newLane(lane.lane);
     if (place.children[i] !== of.element) place.insertBefore(of.element, place.children[i] ?? null);
     of.element.classList.toggle("over", !isActive(lane));
-    const name = lane.name || `sequence ${lane.seq}${frame.session.contexts.length > 1 ? ` of context ${lane.ctx}` : ""}`;
+    put(of.name, lane.name || `sequence ${lane.seq}${frame.session.contexts.length > 1 ? ` of context ${lane.ctx}` : ""}`);
     const state = isActive(lane) ? (lane.to_first === null ? "prompt" : "generating") : lane.over ? "done" : "idle";
-    if (of.name.textContent !== name) of.name.textContent = name;
-    const facts = [
+    put(of.facts, [
       ` ${state}`,
       `prompt: ${count(lane.prompt)} computed${lane.reused ? `, ${count(lane.reused)} reused` : ""}`,
       `${count(lane.n_tokens)} generated`,
       `first token ${duration(lane.to_first)}; then ${duration(lane.between)} each`,
-    ].join("\n");
-    if (of.facts.textContent !== facts) of.facts.textContent = facts;
+    ].join("\n"));
     drawText(of, lane, colour, usual);
   });
 }
@@ -168,14 +166,13 @@ function drawText(of, lane, colour, usual) {
   const bottom = of.words.scrollTop + of.words.clientHeight >= of.words.scrollHeight - 20;
   lane.tokens.forEach((token, i) => {
     if (token[0] < of.next) return;
-    const span = document.createElement("span");
-    span.textContent = token[1];
     const gap = i ? token[2] - lane.tokens[i - 1][2] : null;
     let share = 0;
     if (colour === "p") share = token[3] === null ? 0 : 1 - token[3];
     else if (gap) share = Math.min(1, Math.max(0, Math.log2(gap / usual) / 4));
+    const facts = [gap === null ? "" : `${duration(gap)} after the token before`, token[3] === null ? "" : `probability ${(100 * token[3]).toFixed(1)} %`];
+    const span = make("span", token[1], facts.filter(Boolean).join(", "));
     if (share > 0.02) span.style.background = heatColour(0.8 * share);
-    span.title = [gap === null ? "" : `${duration(gap)} after the token before`, token[3] === null ? "" : `probability ${(100 * token[3]).toFixed(1)} %`].filter(Boolean).join(", ");
     of.words.append(span);
     of.next = token[0] + 1;
   });
@@ -198,7 +195,7 @@ function drawHeats(frame) {
   const total = (rows) => duration(rows.flat().reduce((a, b) => a + b, 0));
   for (const place of document.querySelectorAll(".columns")) {
     if (place.childElementCount === heat.blocks.length) continue;
-    place.replaceChildren(...heat.blocks.map((name) => Object.assign(document.createElement("span"), { textContent: name, title: name })));
+    place.replaceChildren(...heat.blocks.map((name) => make("span", name, name)));
   }
   text("heat-note", `Top row: outside of layers. Latest ${total(heat.last)}, average ${total(heat.mean)} of ${count(heat.steps)} steps.`);
 }
@@ -237,11 +234,7 @@ function drawMemory(frame) {
   const key = JSON.stringify(rows);
   if ($("buffers").dataset.key === key) return;
   $("buffers").dataset.key = key;
-  $("buffers").replaceChildren(...rows.map((cells, i) => {
-    const row = document.createElement("tr");
-    row.append(...cells.map((cell) => Object.assign(document.createElement(i ? "td" : "th"), { textContent: cell })));
-    return row;
-  }));
+  $("buffers").replaceChildren(...tableRows(rows));
 }
 
 function drawMessages() {
@@ -249,9 +242,8 @@ function drawMessages() {
   const next = Number(list.dataset.next ?? 0);
   for (const [number, , level, words] of what().messages) {
     if (number < next) continue;
-    const item = document.createElement("li");
+    const item = make("li", words);
     item.className = level;
-    item.textContent = words;
     list.prepend(item);
     list.dataset.next = number + 1;
   }

@@ -2,7 +2,7 @@
 
 import { clock, drawSteps, STEP_WIDTH } from "./draw.js";
 import * as time from "./time.js";
-import { $, count, duration, text } from "./words.js";
+import { $, count, duration, make, onSideways, tableRows, text } from "./words.js";
 
 let what = null, drawnSteps = [], chosen = null;
 let stepsUntil = null;  // the position of the last step that is shown; null follows the time
@@ -61,12 +61,7 @@ $("steps").addEventListener("pointerup", (event) => {
   drag = null;
 });
 $("steps").addEventListener("pointercancel", () => { drag = null; });
-$("steps").addEventListener("wheel", (event) => {
-  const by = event.deltaX || (event.shiftKey ? event.deltaY : 0);
-  if (!by) return;
-  event.preventDefault();
-  scrollSteps(position() + by / STEP_WIDTH);
-}, { passive: false });
+onSideways($("steps"), (by) => scrollSteps(position() + by / STEP_WIDTH));
 $("steps").addEventListener("keydown", (event) => {
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key], page = { PageUp: -1, PageDown: 1 }[event.key];
   if (!by && !page) return;
@@ -95,21 +90,11 @@ async function openStep(step) {
 }
 
 function showStep({ step, blocks, kernels }) {
+  const title = make("p", `Step ${step[0]}: ${step[2]} of ${count(step[3])} tokens, ${duration(step[6])}. ` +
+    (kernels.length ? `${count(kernels.length)} kernels in the order in which they ran:` : "The log has no ops of it; record at the level detailed."));
+  const rows = kernels.map(([label, layer, block, gap, dur]) =>
+    [label, layer < 0 ? "" : layer, blocks[block], duration(dur), duration(gap)]);
   const table = document.createElement("table");
-  const rows = [["op", "layer", "block", "time", "before it"]];
-  for (const [label, layer, block, gap, dur] of kernels) {
-    rows.push([label, layer < 0 ? "" : layer, blocks[block], duration(dur), duration(gap)]);
-  }
-  const title = document.createElement("p");
-  title.textContent = `Step ${step[0]}: ${step[2]} of ${count(step[3])} tokens, ${duration(step[6])}. ` +
-    (kernels.length ? `${count(kernels.length)} kernels in the order in which they ran:` : "The log has no ops of it; record at the level detailed.");
-  rows.forEach((cells, i) => {
-    const row = table.insertRow();
-    for (const cell of cells) {
-      const element = document.createElement(i ? "td" : "th");
-      element.textContent = cell;
-      row.append(element);
-    }
-  });
+  table.append(...tableRows([["op", "layer", "block", "time", "before it"], ...rows]));
   $("step").replaceChildren(title, ...(kernels.length ? [table] : []));
 }

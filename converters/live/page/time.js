@@ -3,7 +3,7 @@
 // All times are seconds of the session. `window.until` is the right edge, null for now.
 
 import { clock, makeChart } from "./draw.js";
-import { $, count } from "./words.js";
+import { $, count, onSideways } from "./words.js";
 
 const view = { until: null, chosen: null };
 let source = null, changed = null;
@@ -15,12 +15,7 @@ export function start(what, onLook) {
   changed = onLook;
   $("span").addEventListener("change", () => changed(false));
   $("back").addEventListener("input", () => look(Number($("back").value)));
-  $("charts").addEventListener("wheel", (event) => {
-    const by = event.deltaX || (event.shiftKey ? event.deltaY : 0);
-    if (!by) return;
-    event.preventDefault();
-    look(right() + by / 300 * span());
-  }, { passive: false });
+  onSideways($("charts"), (by) => look(right() + by / 300 * span()));
   $("unchoose").addEventListener("click", () => choose(null));
 }
 
@@ -56,13 +51,13 @@ function build() {
     choose([inside(Math.floor(from)), inside(Math.ceil(to))]);
   };
   const edges = () => [Math.max(first(), right() - span()), Math.max(right(), first() + 10)];
-  const make = (id, series, format) => {
+  const add = (id, series, format) => {
     charts[id] = makeChart($(`chart-${id}`), series, format, { edges, range: () => view.chosen, choose: dragged });
   };
-  make("rate", [["generated", "#0a7ea4"], ["of prompts", "#8250df"]], count);
-  make("cells", [["used", "#1a7f37"]], count);
-  make("memory", [["resident", "#bf8700"]], count);
-  make("cpu", [["used", "#0a7ea4"], ["waiting for one", "#cf222e"]], (v) => v.toFixed(1));
+  add("rate", [["generated", "#0a7ea4"], ["of prompts", "#8250df"]], count);
+  add("cells", [["used", "#1a7f37"]], count);
+  add("memory", [["resident", "#bf8700"]], count);
+  add("cpu", [["used", "#0a7ea4"], ["waiting for one", "#cf222e"]], (v) => v.toFixed(1));
 }
 
 export function drawCharts() {
