@@ -12,9 +12,8 @@ from pathlib import Path
 
 from benchmarks.diff_noise import neighbours
 from benchmarks.harness import arguments, record_demo
-from llamacpp_instr.converters.analyses.findings import find_causes
-from llamacpp_instr.converters.analyses.findings.facts import gather_facts
-from llamacpp_instr.converters.analyses.machine import compute_machine
+from llamacpp_instr.converters.analyses.clock import compute_machine
+from llamacpp_instr.converters.analyses.findings import Facts, find_causes
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import Account, counted_steps
 
@@ -33,7 +32,7 @@ def main() -> None:
             machine = compute_machine(session, steps)
             assert machine is not None
             shares[busy].append(machine.share)
-            found = find_causes(gather_facts(Account(session, steps)))
+            found = find_causes(Facts(Account(session, steps)))
             named[busy] += "disturbed-machine" in {finding.rule for finding in found}
     for busy, what in ((False, "idle"), (True, "busy")):
         print(

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from benchmarks.harness import arguments, record_demo
 from llamacpp_instr.base.errors import InstrError
-from llamacpp_instr.converters.analyses.diff import compute_diff
-from llamacpp_instr.converters.analyses.diff.rows import Diff
+from llamacpp_instr.converters.analyses.diff import Diff, compute_diff
 from llamacpp_instr.log.session import Session, load_session
 
 

@@ -51,7 +51,7 @@ def measure(name: str, n: int) -> tuple[float, int, float]:
     begun = time.process_time()
     made = schedule_list(tasks, ENGINES[name])
     cpu, peak = time.process_time() - begun, peak_bytes()
-    return cpu, peak, made.makespan / compute_bounds(tasks, ENGINES[name]).makespan
+    return cpu, peak, made.makespan / compute_bounds(tasks, ENGINES[name])[0].ns
 
 
 def random_tasks(n: int, seed: int = 0) -> Tasks:

@@ -5,7 +5,6 @@ Invariant: every figure comes from the function that the command of the same nam
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,9 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.output import check_not_input, open_output
 from llamacpp_instr.base.terminal import counted, printable, progress_bar
 from llamacpp_instr.converters.analyses.diff import compute_diff
-from llamacpp_instr.converters.analyses.findings import find_causes
-from llamacpp_instr.converters.analyses.findings.facts import Finding, gather_facts
+from llamacpp_instr.converters.analyses.findings import Facts, Finding, find_causes
 from llamacpp_instr.converters.analyses.page import compute_page
-from llamacpp_instr.converters.analyses.stats_keys import OfStep, step_values
+from llamacpp_instr.converters.analyses.stats import OfStep, step_values
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import Session, Table, load_session
@@ -88,8 +86,9 @@ class LoadedLog:
         steps = self._session.steps
         keys: tuple[OfStep, ...] = ("request", "sequence")
         for key in keys:
-            values = step_values(self._session, steps, key)
-            numbers = zip(steps["step"].tolist(), values, strict=True)
+            numbers = zip(
+                steps["step"].tolist(), step_values(self._session, steps, key), strict=True
+            )
             of_step = {step: number for step, number in numbers if isinstance(number, int)}
             found[key] = found.step.map(of_step).astype("Int64")
         return found
@@ -107,9 +106,8 @@ class LoadedLog:
         rule (a name that does not change), what, share, of (what the share is of), advice."""
         import pandas as pd
 
-        found = find_causes(gather_facts(Account(self._session, self._counted), self._probe))
-        rows = [asdict(of) for of in found]
-        table: pd.DataFrame = pd.DataFrame(rows, columns=[field.name for field in fields(Finding)])
+        found = find_causes(Facts(Account(self._session, self._counted), self._probe))
+        table: pd.DataFrame = pd.DataFrame(found, columns=list(Finding._fields))
         return table
 
     def diff(self, other: LoadedLog, by: str | None = None, phase: str | None = None) -> LoadedDiff:
@@ -137,11 +135,8 @@ class LoadedLog:
         for phase in PHASES:
             of = steps["phase"] == phase
             if of.any():
-                rates = steps["n_tokens"][of] / dur[of] * 1e9
-                axes.plot(seconds[of], rates, ".", label=phase)
-        axes.set(xlabel="seconds", ylabel="tokens/s of each step", ylim=(0, None))
-        axes.legend()
-        return axes
+                axes.plot(seconds[of], steps["n_tokens"][of] / dur[of] * 1e9, ".", label=phase)
+        return _labelled(axes, xlabel="seconds", ylabel="tokens/s of each step", ylim=(0, None))
 
     def plot_requests(self, axes: Any = None) -> Any:
         """Seconds from the arrival of each request (its first step, if unknown) to its first token
@@ -154,27 +149,22 @@ class LoadedLog:
             waited = (requests[column] - first)[known] / 1e9
             seconds = (first[known] - self._session.start.t) / 1e9
             axes.plot(seconds.astype(float), waited.astype(float), ".", label=label)
-        axes.set(xlabel="seconds", ylabel="seconds of a request", ylim=(0, None))
-        axes.legend()
-        return axes
+        return _labelled(axes, xlabel="seconds", ylabel="seconds of a request", ylim=(0, None))
 
     def plot_blocks(self, axes: Any = None) -> Any:
         """Milliseconds of the steps by block and phase: "Where the time went" of the summary."""
-        where = next((of for of in self._summary if of.key == "where_the_time_went"), None)
-        rows = where.rows if where is not None else []
-        axes = _axes(axes, len(rows), "no computes")
-        assert where is not None
-        names = [str(row[0]) for row in rows]
-        before = [0.0] * len(rows)
+        found = [of for of in self._summary if of.key == "where_the_time_went"]
+        axes = _axes(axes, sum(len(of.rows) for of in found), "no computes")
+        (where,) = found
+        names = [str(row[0]) for row in where.rows]
+        before = [0.0] * len(names)
         for i, column in enumerate(where.columns):
             if column.unit == "ns":
-                spent = [float(row[i] or 0) / 1e6 for row in rows]
+                spent = [float(row[i] or 0) / 1e6 for row in where.rows]
                 axes.barh(names, spent, left=before, label=column.name)
                 before = [sum(both) for both in zip(before, spent, strict=True)]
         axes.invert_yaxis()
-        axes.set(xlabel="ms")
-        axes.legend()
-        return axes
+        return _labelled(axes, xlabel="ms")
 
     @cached_property
     def _summary(self) -> list[Report]:
@@ -221,3 +211,9 @@ def _axes(axes: Any, n: int, nothing: str) -> Any:
     from matplotlib import pyplot
 
     return pyplot.subplots(layout="constrained")[1]
+
+
+def _labelled(axes: Any, **settings: Any) -> Any:
+    axes.set(**settings)
+    axes.legend()
+    return axes

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from llamacpp_instr.converters.analyses.compare.candidate import Candidate
-from llamacpp_instr.converters.analyses.compare.rows import Pair
+from llamacpp_instr.converters.analyses.compare import Candidate, Pair
 from llamacpp_instr.converters.analyses.noise import Ratio
 from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 from llamacpp_instr.lab.quality.divergence import Outputs

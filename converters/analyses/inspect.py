@@ -7,20 +7,19 @@ add up to its size, and the rows of every table to the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
-from llamacpp_instr.converters.analyses.memory import (
+from llamacpp_instr.converters.analyses.stored_weights import (
     compute_layers,
     compute_roles,
     compute_types,
-    without,
+    stored_in_file,
 )
-from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
-from llamacpp_instr.model.fallback import Fallback, find_fallbacks, has_mixture
+from llamacpp_instr.converters.analyses.tables import header, without
+from llamacpp_instr.model.fallback import find_fallbacks, has_mixture
 from llamacpp_instr.model.file import ModelFile, find_obstacles, kind_of
 from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
 from llamacpp_instr.model.hyper_parameters import find_contradictions
-from llamacpp_instr.report.report import Cell, Column, Report, columns_of, shown
+from llamacpp_instr.report.report import Cell, Report, shown
 
 MOST_FALLBACKS = 20
 FEW_ITEMS = 8
@@ -78,21 +77,13 @@ NAMES = {
 """plain words for `ARCHITECTURE.key`; other keys are shown unchanged"""
 
 _TOKENS = "tokenizer.ggml.tokens"
-_TEMPLATE = "tokenizer.chat_template"
-_ID = "_token_id"
 
 
 def compute_inspection(model: ModelFile) -> list[Report]:
     """The reports of `instr inspect`: the model, its hyper-parameters, its tokenizer, its weights
     by type, role and layer, and fallbacks to other types. Parts that the file lacks are omitted.
     Sizes are in bytes; shares are from 0 to 1."""
-    fallbacks = find_fallbacks(model)
-    reports = [
-        _model(model),
-        _hyper_parameters(model),
-        _tokenizer(model),
-        *_groups(model, fallbacks),
-    ]
+    reports = [_model(model), _hyper_parameters(model), _tokenizer(model), *_groups(model)]
     return [report for report in reports if report.rows]
 
 
@@ -114,16 +105,10 @@ def compute_tensors(model: ModelFile) -> Report:
         ]
         for weight in model.weights
     ]  # fmt: skip
-    columns = [
-        *columns_of("text", "Tensor", "type", "shape"),
-        Column("elements", "count"),
-        Column("bytes", "bytes"),
-        Column("bits/weight", "bits"),
-        Column("layer", "layer"),
-        Column("role"),
-        Column("offset", "count"),
-        Column("part"),
-    ]
+    columns = header(
+        "Tensor", "type", "shape", ("count", "elements"), ("bytes", "bytes"),
+        ("bits", "bits/weight"), ("layer", "layer"), "role", ("count", "offset"), "part",
+    )  # fmt: skip
     return Report("Tensors", columns, rows)
 
 
@@ -132,29 +117,27 @@ def compute_tensors(model: ModelFile) -> Report:
 
 def _model(model: ModelFile) -> Report:
     headers = list(model.headers.values())
-    rows: list[list[Cell]] = [["file", str(model.path), None]]
     kind = _scalar(kind_of(headers[0]))
+    rows: list[list[Cell]] = [["file", str(model.path), None]]
     if kind != "model":
         rows.append(["kind", kind, "cannot run alone"])
     if len(headers) > 1:
         rows.append(["parts", len(headers), None])
-    rows += [
-        [what, _scalar(model.metadata[key]), None]
-        for what, key in [
-            ("name", "general.name"),
-            ("author", "general.author"),
-            ("license", "general.license"),
-        ]
-        if key in model.metadata
-    ]
+    for what in ("name", "author", "license"):
+        if (key := f"general.{what}") in model.metadata:
+            rows.append([what, _scalar(model.metadata[key]), None])
+    file_type = model.file_type
+    if not file_type:
+        number = model.metadata.get("general.file_type")
+        file_type = "not stated" if number is None else f"unknown ({quoted(number)})"
     rows += [
         ["architecture", _cut(model.architecture), None],
-        ["file type", model.file_type or _unknown_file_type(model), None],
+        ["file type", file_type, None],
         ["tensors", len(model.weights), None if model.weights else "a vocabulary without weights"],
     ]
-    head = sum(header.data_start for header in headers)
-    bits = round(8 * model.n_bytes / model.n_elements, 4) if model.n_elements else None
     if model.weights:
+        head = sum(of.data_start for of in headers)
+        bits = round(8 * model.n_bytes / model.n_elements, 4) if model.n_elements else None
         rows += [
             ["parameters", model.n_elements, None],
             ["bits per weight", bits, None],
@@ -162,51 +145,42 @@ def _model(model: ModelFile) -> Report:
             _bytes("bytes of headers", head),
             _bytes("bytes of padding", model.file_size - head - model.n_bytes),
         ]
-    rows += [
-        _bytes("bytes in all", model.file_size),
-        ["GGUF version", headers[0].version, None],
-    ]
-    columns = [Column("fact"), Column("value"), Column("explained")]
+    rows += [_bytes("bytes in all", model.file_size), ["GGUF version", headers[0].version, None]]
     notes = [f"The header contradicts itself: {what}." for what in find_contradictions(model)]
     if kind == "model":
-        why = [obstacle for header in headers for obstacle in find_obstacles(header)]
+        why = [obstacle for of in headers for obstacle in find_obstacles(of)]
         notes += [f"llama.cpp cannot load this file: {obstacle}." for obstacle in why]
     if any(not weight.type.block_bytes for weight in model.weights):
         notes.append("The bytes of tensors of unknown types are counted as padding.")
-    return Report("Model", columns, rows, notes, headed=False)
-
-
-def _unknown_file_type(model: ModelFile) -> str:
-    number = model.metadata.get("general.file_type")
-    return "not stated" if number is None else f"unknown ({quoted(number)})"
+    return Report("Model", header("fact", "value", "explained"), rows, notes, headed=False)
 
 
 def _bytes(what: str, n: int) -> list[Cell]:
     return [what, n, shown(n, "bytes") if n >= 1024 else None]
 
 
+def _optional_row(model: ModelFile, what: str, key: str) -> list[list[Cell]]:
+    """A value of the metadata, or the length of an array, if the file has it."""
+    if key in model.arrays:
+        return [[what, model.arrays[key].count, None]]
+    return [[what, _scalar(model.metadata[key]), None]] if key in model.metadata else []
+
+
 def _hyper_parameters(model: ModelFile) -> Report:
+    """The metadata of the architecture; an array is shown by its first items."""
     rows: list[list[Cell]] = []
     # keys of an adapter begin with `adapter`, those of a projector with its architecture
     for prefix in (f"{model.architecture}.", f"{model.metadata.get('general.type', 'model')}."):
-        for key, value in _entries(model, prefix):
+        values = {key: _scalar(of) for key, of in model.metadata.items() if key.startswith(prefix)}
+        for key, array in model.arrays.items():
+            if key.startswith(prefix):
+                items = map(_scalar, read_array(model.path, array, FEW_ITEMS))
+                more = ", …" if array.count > FEW_ITEMS else ""
+                values[key] = f"{array.count:,} values: {', '.join(map(str, items))}{more}"
+        for key, value in values.items():
             short = _cut(key.removeprefix(prefix))
             rows.append([NAMES.get(short, short), value, short])
-    columns = [Column("What"), Column("value"), Column("key")]
-    return Report("Hyper-parameters", columns, rows)
-
-
-def _entries(model: ModelFile, prefix: str) -> Iterator[tuple[str, Cell]]:
-    """Metadata entries as they are shown; an array is shown by its first items."""
-    for key, value in model.metadata.items():
-        if key.startswith(prefix):
-            yield key, _scalar(value)
-    for key, array in model.arrays.items():
-        if not key.startswith(prefix):
-            continue
-        items = ", ".join(str(_scalar(v)) for v in read_array(model.path, array, FEW_ITEMS))
-        more = ", …" if array.count > FEW_ITEMS else ""
-        yield key, f"{array.count:,} values: {items}{more}"
+    return Report("Hyper-parameters", header("What", "value", "key"), rows)
 
 
 def _scalar(value: Scalar) -> Cell:
@@ -223,35 +197,29 @@ def _cut(text: str) -> str:
 
 
 def _tokenizer(model: ModelFile) -> Report:
-    def optional_row(what: str, key: str) -> list[list[Cell]]:
-        if key in model.arrays:
-            return [[what, model.arrays[key].count, None]]
-        return [[what, _scalar(model.metadata[key]), None]] if key in model.metadata else []
-
     rows = [
-        *optional_row("kind", "tokenizer.ggml.model"),
-        *optional_row("splits text as", "tokenizer.ggml.pre"),
-        *optional_row("tokens", _TOKENS),
-        *optional_row("merges", "tokenizer.ggml.merges"),
+        *_optional_row(model, "kind", "tokenizer.ggml.model"),
+        *_optional_row(model, "splits text as", "tokenizer.ggml.pre"),
+        *_optional_row(model, "tokens", _TOKENS),
+        *_optional_row(model, "merges", "tokenizer.ggml.merges"),
         *_special_tokens(model),
-        *optional_row("begins with bos", "tokenizer.ggml.add_bos_token"),
-        *optional_row("ends with eos", "tokenizer.ggml.add_eos_token"),
+        *_optional_row(model, "begins with bos", "tokenizer.ggml.add_bos_token"),
+        *_optional_row(model, "ends with eos", "tokenizer.ggml.add_eos_token"),
     ]
     if rows:
-        template = model.metadata.get(_TEMPLATE)
-        there = isinstance(template, str)
-        length = f"{len(str(template)):,} characters" if there else None
-        rows.append(["chat template", "yes" if there else "no", length])
-    columns = [Column("fact"), Column("value"), Column("explained")]
-    return Report("Tokenizer", columns, rows, headed=False)
+        template = model.metadata.get("tokenizer.chat_template")
+        length = f"{len(template):,} characters" if isinstance(template, str) else None
+        rows.append(["chat template", "yes" if length else "no", length])
+    return Report("Tokenizer", header("fact", "value", "explained"), rows, headed=False)
 
 
 def _special_tokens(model: ModelFile) -> list[list[Cell]]:
     """Purpose, number and text of each."""
     numbers = {
-        key.removeprefix("tokenizer.ggml.").removesuffix(_ID): value
+        key.removeprefix("tokenizer.ggml.").removesuffix("_token_id"): value
         for key, value in model.metadata.items()
-        if key.startswith("tokenizer.ggml.") and key.endswith(_ID) and isinstance(value, int)
+        if key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
+        if isinstance(value, int)
     }
     tokens = model.arrays.get(_TOKENS)
     texts = read_items(model.path, tokens, numbers.values()) if tokens else {}
@@ -265,37 +233,25 @@ def _special_tokens(model: ModelFile) -> list[list[Cell]]:
 # --- the weights ---
 
 
-def _groups(model: ModelFile, fallbacks: list[Fallback]) -> list[Report]:
-    """By type, with the fallbacks, by role and by layer."""
+def _groups(model: ModelFile) -> list[Report]:
+    """By type, with the fallbacks to other types, by role and by layer."""
     stored = stored_in_file(model)
     types, *others = (
         without(report, "elements", "of F16", "of F32")
         for report in (compute_types(stored), compute_roles(stored), compute_layers(stored))
     )
+    fallbacks = find_fallbacks(model)
     if any(weight.type.is_quantized for weight in model.weights) and not fallbacks:
         none = "No tensor fell back to another type because of its row length."
         unknown = "The file type does not define a mixture, so fallbacks cannot be detected."
         types.notes.append(none if has_mixture(model) else unknown)
-    return [types, _fallbacks(model, fallbacks), *others]
-
-
-def _fallbacks(model: ModelFile, fallbacks: list[Fallback]) -> Report:
     rows: list[list[Cell]] = [
         [
-            found.weight.name,
-            found.weight.ne[0],
-            " or ".join(type_.name for type_ in found.wanted),
-            found.weight.type.name,
-            found.more_bytes,
+            found.weight.name, found.weight.ne[0], " or ".join(of.name for of in found.wanted),
+            found.weight.type.name, found.more_bytes,
         ]
         for found in fallbacks
-    ]
-    columns = [
-        Column("Tensor"),
-        Column("row", "count"),
-        *columns_of("text", "wanted", "has"),
-        Column("more", "bytes"),
-    ]
+    ]  # fmt: skip
     more = sum(found.more_bytes for found in fallbacks)
     notes = [
         f"{model.file_type} asks for types whose blocks do not divide these rows, so "
@@ -303,4 +259,5 @@ def _fallbacks(model: ModelFile, fallbacks: list[Fallback]) -> Report:
         "A type that was chosen by hand (--tensor-type) looks the same in the file.",
     ]
     title = "Types that fell back because of the row length"
-    return Report(title, columns, rows, notes, most=MOST_FALLBACKS)
+    columns = header("Tensor", ("count", "row"), "wanted", "has", ("bytes", "more"))
+    return [types, Report(title, columns, rows, notes, most=MOST_FALLBACKS), *others]

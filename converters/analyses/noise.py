@@ -225,7 +225,10 @@ def compare(a: Median, b: Median, n_family: int, *, in_turns: bool = False) -> R
         value = b.value / a.value if a.value > 0 else None
     if value is None or value == 0 or a.log_error is None or b.log_error is None:
         return Ratio(a.value, b.value, value, None, None)
-    error, freedom = math.hypot(a.log_error, b.log_error), _welch_freedom(a, b)
+    error = math.hypot(a.log_error, b.log_error)
+    # the degrees of freedom of Welch and Satterthwaite, rounded down
+    va, vb = a.log_error**2, b.log_error**2
+    freedom = max(1, int((va + vb) ** 2 / (va**2 / a.freedom + vb**2 / b.freedom)))
     if in_turns:
         pairs = np.log(np.maximum(b.each, 1.0)) - np.log(np.maximum(a.each, 1.0))
         if not np.isnan(pairs).any():
@@ -259,14 +262,6 @@ def _student_inside(t: float, freedom: int) -> float:
         term *= cosine**2 * (k - 1) / k
         total += term
     return 2 / math.pi * (theta + sine * total) if odd else sine * total
-
-
-def _welch_freedom(a: Median, b: Median) -> int:
-    """The degrees of freedom of Welch and Satterthwaite, rounded down."""
-    assert a.log_error is not None
-    assert b.log_error is not None
-    va, vb = a.log_error**2, b.log_error**2
-    return max(1, int((va + vb) ** 2 / (va**2 / a.freedom + vb**2 / b.freedom)))
 
 
 def _draw(block: Int64, stratum: Int64) -> tuple[Int64 | None, int, int, float]:

@@ -6,11 +6,13 @@ they have the same types, shapes and parameters.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.graph.attention import Ubatch, attention_work, attentions
 from llamacpp_instr.log.graph.kernels import node_backends, node_work, weight_read
 from llamacpp_instr.log.graph.ops import VIEW_OPS, op_params, role_of, tensor
@@ -18,7 +20,7 @@ from llamacpp_instr.log.graph.words import OPSET, standard_operator
 from llamacpp_instr.log.schema import Graph, Nodes
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES, counted_steps, step_rows
-from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Report, columns_of
+from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Figures, Report
 
 _UNSET = (0, "UNDEFINED", "NONE")
 """values of parameters that ask for nothing"""
@@ -73,12 +75,12 @@ def count_ops(graph: Graph, ubatch: Ubatch | None = None) -> dict[Kind, Count]:
 def ops_report(title: str, found: dict[Kind, Count]) -> Report:
     """A row for each kind of op, those that compute or move the most first."""
     rows: list[list[Cell]] = []
-    missing = []
+    missing = set()
     most_first = sorted(found.items(), key=lambda of: (-of[1].flops, -of[1].bytes))
     for number, (kind, count) in enumerate(most_first, 1):
         standard = standard_operator(kind.op, dict(kind.params))
         if not standard.onnx:
-            missing.append(kind.op)
+            missing.add(kind.op)
         work: list[Cell] = [count.flops or None, count.bytes or None]
         if count.bound:
             work = [AtMost(n) for n in (count.flops, count.bytes)]
@@ -90,29 +92,20 @@ def ops_report(title: str, found: dict[Kind, Count]) -> Report:
                 " + ".join(standard.onnx) or None, standard.torch or None,
             ]
         )  # fmt: skip
-    columns = [
-        Column("#", key="number"),
-        *columns_of("text", "op", "inputs", "output"),
-        Column("count", "count"),
-        Column("FLOPs", "flop"),
-        Column("bytes", "bytes"),
-        *columns_of("text", "weights", "parameters"),
-        Column(f"ONNX, opset {OPSET}", key="onnx"),
-        Column("PyTorch"),
-    ]
-    report = Report(title, columns, rows, labels=2, key="ops")
+    columns = header(
+        Column("#", key="number"), "op", "inputs", "output", ("count", "count"), ("flop", "FLOPs"),
+        ("bytes", "bytes"), "weights", "parameters", Column(f"ONNX, opset {OPSET}", key="onnx"),
+        "PyTorch",
+    )  # fmt: skip
     total = sum(count.n for count in found.values())
     views = sum(count.n for kind, count in found.items() if kind.op in VIEW_OPS)
-    report.notes.append(
-        f"{counted(total, 'node')}; no kernel runs for {counted(views, 'view')} among them."
-    )
+    notes = [f"{counted(total, 'node')}; no kernel runs for {counted(views, 'view')} among them."]
     if missing:
-        names = ", ".join(sorted(set(missing)))
-        report.notes.append(f"No standard ONNX operator computes {names}.")
+        notes.append(f"No standard ONNX operator computes {', '.join(sorted(missing))}.")
     if any(count.bound for count in found.values()):
-        report.notes.append(BOUND)
-    report.figures = {"nodes": (total, "count"), "views": (views, "count")}
-    return report
+        notes.append(BOUND)
+    figures: Figures = {"nodes": (total, "count"), "views": (views, "count")}
+    return Report(title, columns, rows, notes, figures=figures, labels=2, key="ops")
 
 
 def ops_of_log(session: Session) -> list[Report]:
@@ -120,26 +113,23 @@ def ops_of_log(session: Session) -> list[Report]:
     decodes computed. Raises UsageError for a log without graphs."""
     steps, notes = counted_steps(session)
     row = step_rows(session, steps)
-    computes = session.computes
-    chosen: dict[str, tuple[tuple[int, int], int, int]] = {}
-    times: dict[int, int] = {}
-    for compute, graph, n_tokens in computes.tuples("compute", "graph", "n_tokens"):
+    chosen: dict[str, tuple[tuple[int, int], int, int, int]] = {}
+    times: Counter[int] = Counter()
+    for compute, graph, n_tokens in session.computes.tuples("compute", "graph", "n_tokens"):
         if compute not in row or session.graphs[graph].nodes is None:
             continue
         phase = steps["phase"][row[compute]]
-        times[graph] = times.get(graph, 0) + 1
+        times[graph] += 1
         rank = (times[graph], n_tokens) if phase == "decode" else (n_tokens, times[graph])
         if phase not in chosen or rank > chosen[phase][0]:
-            chosen[phase] = (rank, graph, compute)
+            chosen[phase] = (rank, graph, compute, n_tokens)
     if not chosen:
         raise UsageError(f"{session.path}: no graphs; record with --level detailed")
-    tokens = dict(computes.tuples("compute", "n_tokens"))
     reports = []
-    for phase in PHASES:
-        if phase in chosen:
-            _, graph, compute = chosen[phase]
-            found = count_ops(session.graphs[graph], session.ubatches.get(compute))
-            reports.append(ops_report(phase_title(phase, tokens[compute]), found))
+    for phase in (phase for phase in PHASES if phase in chosen):
+        _, graph, compute, n_tokens = chosen[phase]
+        found = count_ops(session.graphs[graph], session.ubatches.get(compute))
+        reports.append(ops_report(phase_title(phase, n_tokens), found))
     reports[-1].notes += [*notes, *session.log_end.notes()]
     return reports
 
@@ -152,12 +142,10 @@ def phase_title(phase: str, n_tokens: int) -> str:
 
 def _kind(graph: Graph, nodes: Nodes, i: int) -> Kind:
     params = op_params(nodes.op[i], nodes.params[i]) if nodes.params else {}
-    inputs = []
-    for source in nodes.src[i]:
-        of = tensor(graph, source)
-        inputs.append(_typed(of.type, of.ne))
     given_params = tuple((name, value) for name, value in params.items() if value not in _UNSET)
-    return Kind(nodes.op[i], given_params, tuple(inputs), _typed(nodes.type[i], nodes.ne[i]))
+    sources = (tensor(graph, source) for source in nodes.src[i])
+    inputs = tuple(_typed(of.type, of.ne) for of in sources)
+    return Kind(nodes.op[i], given_params, inputs, _typed(nodes.type[i], nodes.ne[i]))
 
 
 def _typed(type_: str, ne: Sequence[int]) -> str:

@@ -1,15 +1,39 @@
-"""What `instr probe` measured, as tables."""
+"""What `instr probe` measured, what a session reached of it, and the times that it predicts.
+
+Invariant: nothing is guessed. An op is compared with the bandwidth for the memory that its computes
+read, and with ggml's kernel for its weight's type, or, without one, with the fastest kernel.
+https://en.wikipedia.org/wiki/Roofline_model. Every predicted figure comes from `prediction.model`;
+a sum over ops, layers or blocks is the time of the kernels of the same graph.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, prod
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.tables import header
+from llamacpp_instr.log.graph.timeline import plan_timeline
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.steps import PHASES, Account, counted_steps
 from llamacpp_instr.prediction.probe.file import Probe
-from llamacpp_instr.report.report import Cell, Column, Report, Unit
+from llamacpp_instr.report.charts import Chart, Point, roofline_chart
+from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Report, Unit, rate_of
+
+if TYPE_CHECKING:
+    from llamacpp_instr.prediction.model import Case, Step
 
 BUSY = 0.5
 """load by core beyond which the figures are doubtful"""
+DRAWN = 5
+"""ops of a phase in the picture of roofs, those that took longest"""
+Z95 = 1.96
 
 
 def probe_reports(probe: Probe) -> list[Report]:
@@ -48,17 +72,209 @@ def busy_note(probe: Probe) -> str | None:
         )
     if probe.load <= BUSY * probe.cores:
         return None
-    return (
-        f"The machine was busy (load {probe.load:g} on {probe.cores} CPUs): these are less than it"
-        " can do."
-    )
+    load = f"load {probe.load:g} on {probe.cores} CPUs"
+    return f"The machine was busy ({load}): these are less than it can do."
 
 
 def _table(
     title: str, first: Column, values: Mapping[tuple[str | int, int], float], unit: Unit
 ) -> Report:
     threads = sorted({n for _, n in values})
+    columns = header(first, (unit, *(counted(n, "thread") for n in threads)))
     keys = dict.fromkeys(key for key, _ in values)
-    columns = [first, *(Column(counted(n, "thread"), unit) for n in threads)]
     rows: list[list[Cell]] = [[key, *(values.get((key, n)) for n in threads)] for key in keys]
     return Report(title, columns, rows)
+
+
+# --- ops under the roofs ---
+
+
+@dataclass
+class _Op:
+    """One role in one phase."""
+
+    ns: int = 0
+    flops: int = 0
+    bytes: int = 0
+    bound: bool = False
+    roofs: list[tuple[float, float]] = field(default_factory=list)
+    """FLOP/s and bytes/s, of each compute"""
+
+
+def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
+    """A table for each phase, a row for each role, and the picture. Raises UsageError for a log
+    without ops, and for one of another machine."""
+    host = session.start.host.cpu
+    if host and probe.cpu and host != probe.cpu:
+        raise UsageError(
+            f"{session.path}: recorded on {host}, but the probe is of {probe.cpu};"
+            " run `instr probe` there and name its file with --machine"
+        )
+    steps, notes = counted_steps(session)
+    found = _ops(Account(session, steps), probe)
+    if not found:
+        raise UsageError(f"{session.path}: no ops; record with --level detailed")
+    points: list[Point] = []
+    reports = [_of_phase(phase, found[phase], points) for phase in PHASES if phase in found]
+    reports[-1].notes.append(
+        "More than 100 % of the memory: the data came from a cache that is smaller than what a"
+        " compute reads."
+    )
+    if any(op.bound for of_phase in found.values() for op in of_phase.values()):
+        reports[-1].notes.append(BOUND)
+    if note := busy_note(probe):
+        reports[-1].notes.append(note)
+    reports[-1].notes += [*notes, *session.log_end.notes()]
+    return reports, _chart(session, probe, points)
+
+
+def _of_phase(phase: str, ops: dict[str, _Op], points: list[Point]) -> Report:
+    """The table of a phase, the slowest op first; adds the slowest to `points`."""
+    total = sum(op.ns for op in ops.values())
+    rows: list[list[Cell]] = []
+    for title, op in sorted(ops.items(), key=lambda item: -item[1].ns):
+        flop_roof, byte_roof = (float(np.median(roof)) for roof in zip(*op.roofs, strict=True))
+        n_flops, n_bytes = (rate_of(work, op.ns, op.bound) for work in (op.flops, op.bytes))
+        intensity = op.flops / op.bytes if op.flops and op.bytes else None
+        by_memory = intensity is None or intensity * byte_roof < flop_roof
+        attainable = None if intensity is None else min(flop_roof, intensity * byte_roof)
+        share = (n_bytes or 0) / byte_roof if by_memory else (n_flops or 0) / flop_roof
+        reached = None if n_bytes is None else AtMost(share) if op.bound else share
+        limit = None if n_bytes is None else "memory" if by_memory else "compute"
+        rates = [n_flops, n_bytes, intensity, attainable, reached, limit]
+        rows.append([title, op.ns, op.ns / total if total else None, *rates])
+        if intensity and n_flops and len(rows) <= DRAWN:
+            points.append(Point(f"{phase}: {title}", intensity, n_flops))
+    columns = header(
+        "op", ("ns", "time"), ("fraction", "share"), ("flop_per_second", "FLOP/s"),
+        ("bytes_per_second", "bytes/s"), ("ratio", "FLOP/byte"), ("flop_per_second", "attainable"),
+        ("fraction", "reached"), "limit",
+    )  # fmt: skip
+    return Report(f"Under the roofs: {phase}", columns, rows)
+
+
+def _ops(account: Account, probe: Probe) -> dict[str, dict[str, _Op]]:
+    """By phase and title."""
+    session = account.session
+    threads = dict(session.computes.tuples("compute", "n_threads"))
+    found: dict[str, dict[str, _Op]] = defaultdict(lambda: defaultdict(_Op))
+    for ops in account.ops:
+        work, kernels = session.work(ops), _kernels(session, ops.plan)
+        n_bytes = work.of_computes().bytes
+        for phase, rows in account.by_phase(ops):
+            total = work.total(rows)
+            ns = ops.dur[rows].sum(axis=0, dtype=np.int64)
+            amounts = (of.tolist() for of in (ns, total.flops, total.bytes, total.bound))
+            for (title, _, _), *of in zip(kernels, *amounts, strict=True):
+                op = found[phase][title]
+                op.ns += of[0]
+                op.flops += of[1]
+                op.bytes += of[2]
+                op.bound |= of[3]
+            first = {title: (type_, tokens) for title, type_, tokens in reversed(kernels)}
+            computes = zip(ops.compute[rows].tolist(), n_bytes[rows].tolist(), strict=True)
+            for n, read in ((max(1, threads[compute]), read) for compute, read in computes):
+                byte_roof = probe.bandwidth_of(n, float(read)).bytes_per_second
+                fastest = probe.fastest_kernel(n).flops_per_second
+                for title, (type_, tokens) in first.items():
+                    kernel = probe.kernel_of(type_, tokens, n) if type_ else None
+                    flop_roof = kernel.flops_per_second if kernel else fastest
+                    found[phase][title].roofs.append((flop_roof, byte_roof))
+    return found
+
+
+def _kernels(session: Session, number: int) -> list[tuple[str, str | None, int]]:
+    """Title, type of the weight of a matrix product, and its tokens, of each kernel of a plan."""
+    plan = session.plans[number]
+    graph = session.graphs[plan.graph]
+    nodes = graph.whole
+    rows = []
+    for first, op in zip(plan.node, plan_timeline(graph, plan).ops, strict=True):
+        product = nodes.op[first].startswith("MUL_MAT")
+        type_ = str(op.args["weight_type"]) if product and "weight_type" in op.args else None
+        rows.append((op.title, type_, prod(nodes.ne[first][1:])))
+    return rows
+
+
+def _chart(session: Session, probe: Probe, points: list[Point]) -> Chart:
+    """The roofs for as many threads as the session's computes had."""
+    threads = int(np.median(session.computes["n_threads"]))
+    roofs = {"fastest kernel": probe.fastest_kernel(threads).flops_per_second}
+    for type_ in sorted({tensor.type.upper() for tensor in session.tensors}):
+        if (kernel := probe.kernel_of(type_, 1, threads)) is not None:
+            roofs[f"{type_}, one token"] = kernel.flops_per_second
+    sizes = {"memory": inf, "caches": 0}
+    slopes = {of: probe.bandwidth_of(threads, n).bytes_per_second for of, n in sizes.items()}
+    return roofline_chart("Ops under the roofs", slopes, roofs, points)
+
+
+# --- predicted times ---
+
+
+def predict_reports(cases: Sequence[Case], past: int, probe: Probe) -> list[Report]:
+    """The table of all cases, a row for each file type and number of threads, and the prefill and
+    the decode of the first by op, layer, block."""
+    first = cases[0]
+    reports = [_overview(cases, past, probe)]
+    for name, step in (("prefill", first.prefill), ("decode", first.decode)):
+        title = f"{name}, {first.type}, {counted(first.threads, 'thread')}"
+        kernels = step.timeline.kernels
+        for column, keys in (
+            (Column("op"), kernels.label),
+            (Column("layer", "layer"), kernels.layer.tolist()),
+            (Column("block"), list(kernels.block)),
+        ):
+            key = f"{name}_by_{column.name}"
+            columns = header(column, ("count", "kernels"), ("ns", "time"), ("fraction", "share"))
+            rows = _parts(step, keys, in_order=column.name == "layer")
+            reports.append(Report(f"By {column.name}: {title}", columns, rows, key=key))
+    return reports
+
+
+def _parts(step: Step, keys: Sequence[str | int], *, in_order: bool) -> list[list[Cell]]:
+    """Kernels, ns and share of each key, the slowest first unless they are in order."""
+    ns: dict[str | int, float] = defaultdict(float)
+    count: dict[str | int, int] = defaultdict(int)
+    for key, time in zip(keys, step.predicted.ns.tolist(), strict=True):
+        ns[key] += time
+        count[key] += 1
+    total = sum(ns.values())
+    order = list(ns) if in_order else sorted(ns, key=lambda key: -ns[key])
+    return [[key, count[key], ns[key], ns[key] / total] for key in order]
+
+
+def _overview(cases: Sequence[Case], past: int, probe: Probe) -> Report:
+    energy = any(case.watts for case in cases)
+    tokens = cases[0].prefill.tokens
+    rows: list[list[Cell]] = []
+    for case in cases:
+        prefill, prefill_error = case.prefill.predicted.total()
+        decode, error = case.decode.predicted.total()
+        # a ratio's errors are symmetric in its logarithm
+        low, high = (decode * float(np.exp(side * Z95 * error / decode)) for side in (-1, 1))
+        row: list[Cell] = [
+            case.type, case.threads, prefill, prefill_error / prefill, tokens / prefill * 1e9,
+            decode, error / decode, 1e9 / decode, 1e9 / high, 1e9 / low, case.memory,
+        ]  # fmt: skip
+        if energy:
+            row.append(None if case.watts is None else case.watts * decode / 1e9)
+        rows.append(row)
+    columns = header(
+        "type", ("count", "threads"), ("ns", "prefill"), ("fraction", "± prefill"),
+        ("per_second", "prefill tokens"), ("ns", "decode"), ("fraction", "± decode"),
+        ("per_second", "tokens", "at least", "at most"), ("bytes", "memory"),
+    )  # fmt: skip
+    columns += header(("number", "joules per token")) if energy else []
+    notes = [
+        f"Predicted for {probe.cpu or 'the measured machine'}, measured {probe.time}; nothing was"
+        " run.",
+        "± is one standard deviation. The decodes per second lie between `at least` and `at most`"
+        " with a probability of 95 % if the errors are like those of the measurement.",
+    ]
+    steps = (step for case in cases for step in (case.prefill, case.decode))
+    if unknown := dict.fromkeys(name for step in steps for name in step.predicted.unknown):
+        notes.append(f"Not measured, so predicted from others: {', '.join(unknown)}.")
+    if not energy:
+        notes.append("Energy is left out: `instr probe` found no counter (RAPL) that it may read.")
+    title = f"Predicted: a prefill of {counted(tokens, 'token')}, a decode after {past:,}"
+    return Report(title, columns, rows, notes, labels=2, key="predicted")

@@ -1,20 +1,24 @@
-"""How quantization changed a model's outputs, as tables: one of all candidates, one of the
-perplexities, and one per candidate of the divergence of its probabilities from the reference's.
+"""Quantized models beside the one that they were made from: their sizes, and how quantization
+changed what the model says.
 
-Invariant: every table comes with the number of tokens it was measured on.
+Invariant: every table of outputs comes with the number of tokens it was measured on. A report of
+plans of files and one of files that were written differ only in their title.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.base.terminal import counted, printable
+from llamacpp_instr.converters.analyses.tables import grouped, header, without
 from llamacpp_instr.lab.quality.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, row_length
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.report.charts import Chart, Point, scatter_size_error
-from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of
+from llamacpp_instr.report.report import Cell, Figures, Report
 
 if TYPE_CHECKING:
     from llamacpp_instr.lab.weights.error import Sums
@@ -27,26 +31,34 @@ _NAMES = {0.0: "smallest", 0.5: "median", 1.0: "largest"}
 def compute_quality(
     outputs: Outputs, files: Sequence[ModelFile], text: str | None, weights: Sequence[Sums] = ()
 ) -> list[Report]:
-    """The tables of a comparison. `files` are the reference and its candidates. `text` is the name
-    of the text, or None if the reference wrote it. `weights` are the errors of all weights of each
-    candidate, if they were computed."""
-    names = short_names(files)
-    pairs = list(zip(names[1:], outputs.divergences, strict=True))
+    """The tables of a comparison: of all candidates, of the perplexities, and for each candidate of
+    the divergence of its probabilities. `files` are the reference and its candidates. `text` is the
+    name of the text, or None if the reference wrote it. `weights` are the errors of all weights of
+    each candidate, if they were computed."""
+    reference, *names = short_names(files)
+    pairs = list(zip(names, outputs.divergences, strict=True))
+    rows: list[list[Cell]] = [
+        [
+            name, its.ratio.value, its.ratio.error, its.difference.value, its.difference.error,
+            None if math.isnan(its.correlation) else its.correlation,
+        ]
+        for name, its in pairs
+    ]  # fmt: skip
+    columns = header(
+        "model", ("perplexity", "ratio", "± ratio", "difference", "± difference"),
+        ("probability", "correlation"),
+    )  # fmt: skip
     return [
         _overview(outputs, files, text, weights),
-        _perplexities(pairs, names[0]),
-        *(_distribution(name, divergence, names[0]) for name, divergence in pairs),
+        Report(f"Perplexity against {reference}", columns, rows, key="perplexity"),
+        *(_distribution(name, divergence, reference) for name, divergence in pairs),
     ]
 
 
 def draw_divergence(outputs: Outputs, files: Sequence[ModelFile]) -> Chart:
     """The mean KL divergence of each candidate over the size of its file."""
-    points = [
-        Point(name, file.file_size / MIB, divergence.kl.value)
-        for name, file, divergence in zip(
-            short_names(files)[1:], files[1:], outputs.divergences, strict=True
-        )
-    ]
+    candidates = zip(short_names(files)[1:], files[1:], outputs.divergences, strict=True)
+    points = [Point(name, file.file_size / MIB, its.kl.value) for name, file, its in candidates]
     axis = "mean KL divergence, nats"
     return scatter_size_error("KL divergence against size", "file, MiB", axis, points)
 
@@ -63,16 +75,11 @@ def _overview(
     outputs: Outputs, files: Sequence[ModelFile], text: str | None, weights: Sequence[Sums]
 ) -> Report:
     names = short_names(files)
-    columns = [
-        Column("model"),
-        Column("size", "bytes"),
-        Column("bits/weight", "bits"),
-        Column("SQNR", "decibel"),
-        *columns_of("perplexity", "perplexity", "± ppl"),
-        Column("ppl ratio", "ratio"),
-        *columns_of("nats", "mean KL", "± KL", "99.9 % KL"),
-        *columns_of("probability", "same top", "RMS Δp"),
-    ]
+    columns = header(
+        "model", ("bytes", "size"), ("bits", "bits/weight"), ("decibel", "SQNR"),
+        ("perplexity", "perplexity", "± ppl"), ("ratio", "ppl ratio"),
+        ("nats", "mean KL", "± KL", "99.9 % KL"), ("probability", "same top", "RMS Δp"),
+    )  # fmt: skip
     rows: list[list[Cell]] = []
     for i, (file, name) in enumerate(zip(files, names, strict=True)):
         row: list[Cell] = [name, file.file_size, 8 * file.n_bytes / file.n_elements]
@@ -91,15 +98,7 @@ def _overview(
         "tokens scored": (outputs.n_scored, "count"),
         "seed": (None if text else outputs.seed, "count"),
     }
-    notes = _notes(outputs, names[0], text, weights)
-    title = f"Outputs against {names[0]}"
-    return Report(title, columns, rows, notes, figures=figures, key="outputs")
-
-
-def _notes(
-    outputs: Outputs, reference: str, text: str | None, weights: Sequence[Sums]
-) -> list[str]:
-    written = f"written by {reference} itself (temperature 1, seed {outputs.seed})"
+    written = f"written by {names[0]} itself (temperature 1, seed {outputs.seed})"
     chunks = f"{counted(outputs.n_chunks, 'chunk')} of {counted(outputs.ctx, 'token')}"
     notes = [
         f"Text: {text or written}; {chunks}. The {outputs.n_scored:,} tokens in the second halves "
@@ -111,31 +110,11 @@ def _notes(
         notes.append("SQNR covers all weights.")
     if outputs.n_scored < FEW_TOKENS:
         notes.append(f"Fewer than {FEW_TOKENS} tokens give unreliable figures; use a longer text.")
-    return notes
-
-
-def _perplexities(pairs: Sequence[tuple[str, Divergence]], reference: str) -> Report:
-    columns = [
-        Column("model"),
-        *columns_of("perplexity", "ratio", "± ratio", "difference", "± difference"),
-        Column("correlation", "probability"),
-    ]
-    rows: list[list[Cell]] = [
-        [
-            name,
-            its.ratio.value,
-            its.ratio.error,
-            its.difference.value,
-            its.difference.error,
-            None if math.isnan(its.correlation) else its.correlation,
-        ]
-        for name, its in pairs
-    ]
-    return Report(f"Perplexity against {reference}", columns, rows, key="perplexity")
+    title = f"Outputs against {names[0]}"
+    return Report(title, columns, rows, notes, figures=figures, key="outputs")
 
 
 def _distribution(name: str, its: Divergence, reference: str) -> Report:
-    columns = [Column("of the tokens"), Column("KL", "nats"), Column("Δp", "probability")]
     percentiles = zip(SHARES, its.kl_percentiles, its.delta_p_percentiles, strict=True)
     by_share: list[list[Cell]] = [
         [_NAMES.get(share, f"{100 * share:g} %"), kl, delta_p] for share, kl, delta_p in percentiles
@@ -153,4 +132,69 @@ def _distribution(name: str, its: Divergence, reference: str) -> Report:
         "± same top": (its.same_top.error, "probability"),
     }
     title = f"{name} against {reference}, by token"
+    columns = header("of the tokens", ("nats", "KL"), ("probability", "Δp"))
     return Report(title, columns, rows, [note], figures=figures, key="by_token")
+
+
+# --- sizes ---
+
+
+def quantization_reports(
+    plans: Sequence[QuantizationPlan], paths: Sequence[Path], *, written: bool
+) -> list[Report]:
+    """A row per file, and the tensors that fell back; `paths` are those of the files, in order."""
+    source = plans[0].source.name
+    place = f" into {paths[0].parent}" if paths[0].parent != Path() else ""
+    title = f"Quantized from {source}{place}" if written else f"What {source} would become"
+    again = max(sum(tensor.requantized for tensor in plan.tensors) for plan in plans)
+    notes = [f"Errors of {counted(again, 'tensor')} add up: quantized before."] if again else []
+    columns = header(
+        "file", "type", ("count", "bytes"), ("bits", "bits/weight"), ("fraction", "of source"),
+        ("count", "fell back"), "needs",
+    )  # fmt: skip
+    rows: list[list[Cell]] = [
+        [
+            path.name, plan.file_type, plan.file_bytes, plan.bits_per_weight,
+            plan.n_bytes / plan.source_bytes, len(plan.fallbacks),
+            "imatrix" if plan.needs_imatrix else None,
+        ]
+        for plan, path in zip(plans, paths, strict=True)
+    ]  # fmt: skip
+    figures: Figures = {
+        "source": (plans[0].source_bytes, "bytes"),
+        "tensors quantized before": (again, "count"),
+    }
+    sizes = Report(printable(title), columns, rows, notes, figures=figures, key="files")
+    return [sizes if written else without(sizes, "file"), *_fallbacks(plans)]
+
+
+def list_tensors(plans: Sequence[QuantizationPlan]) -> Report:
+    """Every tensor of every file: its type before and after, and the intended type if it fell
+    back."""
+    columns = header("type", "tensor", "shape", "from", "to", "meant", ("bytes", "bytes"))
+    rows: list[list[Cell]] = [
+        [
+            plan.file_type, tensor.name, "x".join(map(str, tensor.weight.ne)),
+            tensor.weight.type.name, tensor.type.name,
+            tensor.fallback_from.name if tensor.fallback_from else None, tensor.n_bytes,
+        ]
+        for plan in plans
+        for tensor in plan.tensors
+    ]  # fmt: skip
+    return Report("Tensors", columns, rows)
+
+
+def _fallbacks(plans: Sequence[QuantizationPlan]) -> list[Report]:
+    """Tensors whose rows the blocks of the intended type do not divide, grouped by the result."""
+    rows: list[list[Cell]] = []
+    for plan in plans:
+        groups = grouped(plan.fallbacks, lambda of: (str(of.fallback_from), str(of.type)))
+        for (meant, got), of in groups.items():
+            lengths = ", ".join(map(str, sorted({row_length(tensor.weight) for tensor in of})))
+            first = printable(of[0].name)
+            rows.append([plan.file_type, meant, got, len(of), lengths, first])
+    if not rows:
+        return []
+    columns = header("type", "meant", "got", ("count", "tensors"), "row length", "first")
+    note = "Blocks of the intended type do not divide these rows: most types need multiples of 256."
+    return [Report("Tensors that fall back to another type", columns, rows, [note])]

@@ -8,15 +8,16 @@ up to its total.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
+from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
 TOP = 20
 """requests that are shown unless asked otherwise"""
@@ -27,8 +28,7 @@ PARTS = 12
 Int64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(NamedTuple):
     """What the time of a request went to; the parts add up to its total, in ns."""
 
     queue: int
@@ -44,14 +44,8 @@ class Waits:
     @property
     def longest(self) -> str:
         """The name of the longest part."""
-        parts = {
-            "the queue": self.queue,
-            "its prompt": self.prompt,
-            "its tokens": self.tokens,
-            "other requests": self.others,
-            "sampling, application": self.rest,
-        }
-        return max(parts, key=lambda name: parts[name])
+        names = ("the queue", "its prompt", "its tokens", "other requests", "sampling, application")
+        return names[self.index(max(self))]
 
 
 def compute_requests(session: Session, top: int = TOP) -> list[Report]:
@@ -77,14 +71,13 @@ def _latencies(requests: Sequence[Request]) -> Report:
     for label, values in samples.items():
         known = [value for value in values if value is not None]
         if known:
-            points = [float(point) for point in np.quantile(known, POINTS)]
-            rows.append([label, len(known), *points, max(known)])
+            rows.append([label, len(known), *np.quantile(known, POINTS).tolist(), max(known)])
     n_tokens = sum(len(request.token_times) for request in requests)
     prompt = sum(request.prompt for request in requests)
     reused = sum(request.reused for request in requests)
-    began, ended = min(r.first for r in requests), max(r.end for r in requests)
+    span = max(r.end for r in requests) - min(r.first for r in requests)
     mean, most = concurrency(requests)
-    rate = n_tokens / max(ended - began, 1) * 1e9
+    rate = n_tokens / max(span, 1) * 1e9
     figures: Figures = {
         "requests": (len(requests), "count"),
         "output tokens": (n_tokens, "count"),
@@ -95,7 +88,7 @@ def _latencies(requests: Sequence[Request]) -> Report:
         "concurrent, most": (most, "count"),
     }
     notes = [
-        f"{counted(len(requests), 'request')} in {shown(ended - began, 'ns')}:"
+        f"{counted(len(requests), 'request')} in {shown(span, 'ns')}:"
         f" {counted(n_tokens, 'output token')} ({shown(rate, 'per_second')}/s by the clock),"
         f" {counted(prompt, 'prompt token')} computed and {reused:,} reused from the cache.",
         f"At most {most} at once, {mean:.3g} on average.",
@@ -105,12 +98,8 @@ def _latencies(requests: Sequence[Request]) -> Report:
             f"The arrival of {unknown:,} is not in the log: their times count from their first"
             " step. docs/reference/requests.md describes how an application marks its requests."
         )
-    columns = [
-        Column("Time"),
-        Column("count", "count"),
-        *(Column(f"p{100 * point:.0f}", "ns") for point in POINTS),
-        Column("longest", "ns"),
-    ]
+    points_ns = (f"p{100 * point:.0f}" for point in POINTS)
+    columns = header("Time", ("count", "count"), ("ns", *points_ns), ("ns", "longest"))
     return Report("Latency of requests", columns, rows, notes, figures=figures)
 
 
@@ -148,7 +137,7 @@ def _over_time(requests: Sequence[Request]) -> Iterator[Report]:
         [int(edge - times[0]), float(mean), int(counts[low:high].max())]
         for edge, mean, low, high in zip(edges, means, first, after, strict=False)
     ]
-    columns = [Column("from", "ns"), Column("mean", "number"), Column("most", "count")]
+    columns = header(("ns", "from"), ("number", "mean"), ("count", "most"))
     notes = ["Times count from the first request."]
     yield Report("Requests at once, over time", columns, rows, notes)
 
@@ -171,11 +160,9 @@ def waits_of(requests: Sequence[Request], steps: Table) -> list[Waits]:
         # whole steps of a context do not overlap
         first = np.searchsorted(begins, request.begin)
         last = max(int(np.searchsorted(ends, request.end, side="right")), int(first))
-        others = int(total[last] - total[first]) - int(own.sum())
-        queue = request.queued or 0
-        prompt, tokens = int(own[is_prompt].sum()), int(own[~is_prompt].sum())
-        rest = request.total - queue - prompt - tokens - max(others, 0)
-        found.append(Waits(queue, prompt, tokens, max(others, 0), rest))
+        others = max(int(total[last] - total[first]) - int(own.sum()), 0)
+        parts = request.queued or 0, int(own[is_prompt].sum()), int(own[~is_prompt].sum()), others
+        found.append(Waits(*parts, request.total - sum(parts)))
     return found
 
 
@@ -193,25 +180,21 @@ def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
             request.first - began, request.queued, request.prompt, request.reused,
             len(request.token_times), request.to_first_token,
             float(np.median(between)) if len(between) else None, request.total,
-            wait.longest,
-            wait.queue, wait.prompt, wait.tokens, wait.others, wait.rest,
+            wait.longest, *wait,
         ])  # fmt: skip
-    columns = [
-        Column("Request", "id"), Column("name"), Column("context", "id"),
-        Column("sequence", "id"), Column("from", "ns"), Column("queued", "ns"),
-        Column("prompt", "count"), Column("reused", "count"), Column("output", "count"),
-        Column("first token", "ns"), Column("between", "ns"), Column("total", "ns"),
-        Column("waited for"),
-        Column("queue", "ns"), Column("its prompt", "ns"), Column("its tokens", "ns"),
-        Column("other requests", "ns"), Column("the rest", "ns"),
-    ]  # fmt: skip
-    shown = "The slowest requests" if len(order) < len(requests) else "Requests, the slowest first"
+    columns = header(
+        ("id", "Request"), "name", ("id", "context", "sequence"), ("ns", "from", "queued"),
+        ("count", "prompt", "reused", "output"), ("ns", "first token", "between", "total"),
+        "waited for", ("ns", "queue", "its prompt", "its tokens", "other requests", "the rest"),
+    )  # fmt: skip
+    title = "Requests, the slowest first"
     notes = [
         "A request waits in the queue, then for its own steps, for steps that serve only others,"
         " and for the sampler and the application (the rest)."
     ]
     if len(order) < len(requests):
+        title = "The slowest requests"
         notes.append(
             f"{len(order)} of {len(requests):,}; `instr requests --top {len(requests)}` shows all."
         )
-    return Report(shown, columns, rows, notes, key="requests")
+    return Report(title, columns, rows, notes, key="requests")

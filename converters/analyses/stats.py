@@ -1,7 +1,8 @@
-"""The statistics of a session: time, its spread and the rates, by one key or two (`stats_keys`).
+"""The statistics of a session: time, its spread and the rates, by one key or two.
 
 Invariant: clocks of different threads are never added. Times are those of thread 0, which takes
-part in every kernel; only the table of threads covers all threads. Notes name what is excluded.
+part in every kernel; only the table of threads covers all threads. Notes name what is excluded. A
+value of a key is the same wherever it is used: as a row's name and in a filter.
 
 The title of the table states what is counted, which depends on the keys: by phase, context and
 mark every step; by layer and block, also together with those, the total of the kernels in each
@@ -11,7 +12,7 @@ compute; by op, role, tensor and type every kernel that ran.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -19,56 +20,82 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.analyses.clock import untimed_note
-from llamacpp_instr.converters.analyses.stats_keys import (
-    LEFT_OUT,
-    OF_KERNEL,
-    OF_STEP,
-    By,
-    Filter,
-    Key,
-    Value,
-    kernel_keys,
-    parse_by,
-    step_values,
-    where_of,
-)
+from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.log.graph.kernels import Work, untimed_backends
-from llamacpp_instr.log.graph.ops import BLOCKS
+from llamacpp_instr.log.graph.ops import BLOCKS, VIEW_OPS
+from llamacpp_instr.log.graph.timeline import plan_timeline
+from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Int64, Matrix, Session, Table, Timings
 from llamacpp_instr.log.steps import PHASES, Account, counted_steps
-from llamacpp_instr.report.report import (
-    BOUND,
-    Cell,
-    Column,
-    Report,
-    Unit,
-    columns_of,
-    rate_of,
-    shown,
-)
+from llamacpp_instr.model.file import role_of
+from llamacpp_instr.report.report import BOUND, Cell, Column, Report, Unit, rate_of, shown
 
+OfKernel = Literal["op", "layer", "block", "role", "tensor", "type"]
+OfStep = Literal["phase", "context", "sequence", "request", "mark"]
+By = Literal[OfKernel, OfStep, "thread"]
+Value: TypeAlias = "str | int"
+Key: TypeAlias = tuple[Value, ...]
+"""of a group: the values of its keys"""
+
+OF_KERNEL: tuple[OfKernel, ...] = ("op", "layer", "block", "role", "tensor", "type")
+OF_STEP: tuple[OfStep, ...] = ("phase", "context", "sequence", "request", "mark")
+BYS: tuple[By, ...] = (*OF_KERNEL, *OF_STEP, "thread")
 IN_ORDER: tuple[By, ...] = ("layer", "phase", "context")
 """keys whose rows are in the order of their values, not of time"""
+LEFT_OUT: Key = ()
+"""the group of what a filter leaves out"""
+NO_WEIGHT = "(no weight)"
+NO_MARK = "(no mark)"
+NONE_KNOWN, SEVERAL = "(none known)", "(several)"
+"""sequence or request of a step: the log does not record it, or the step serves several"""
 
 
-@dataclass
-class _Samples:
-    """The things of one group that are counted: kernels, computes or steps."""
-
-    dur: Matrix
-    flops: int
-    bytes: int
-    bound: bool
-    """whether `flops` and `bytes` are upper bounds"""
-    rates: tuple[float | None, float | None]
-    """medians of FLOPs and bytes per second; None if nothing has one"""
-    wait: int | None = None
-    """the part of `dur` in barriers; None if it was not recorded"""
+def parse_by(text: str) -> tuple[By, ...]:
+    """One key or two, separated by a comma. Raises UsageError otherwise."""
+    names = [name.strip() for name in text.split(",")]
+    keys = tuple(by for name in names for by in BYS if by == name)
+    if len(keys) != len(names) or len(set(keys)) != len(keys) or len(keys) > 2:
+        raise UsageError(f"--by {text}: give one of {', '.join(BYS)}, or two, such as layer,op")
+    if "thread" in keys and len(keys) > 1:
+        raise UsageError(f"--by {text}: thread cannot be combined with another key")
+    return keys
 
 
-Groups: TypeAlias = "Iterable[tuple[Key, _Samples]]"
+@dataclass(frozen=True)
+class Filter:
+    """Keeps the kernels, or the steps, whose value of `key` is accepted."""
+
+    key: By
+    accepts: Callable[[Value], bool]
+
+
+def layer_filter(first: int, last: int) -> Filter:
+    """Layers `first` to `last`, both included."""
+    return Filter("layer", lambda layer: first <= int(layer) <= last)
+
+
+def op_filter(text: str) -> Filter:
+    """Kernels of one of the ops, separated by commas; also as a part of a fused kernel."""
+    wanted = {op.strip().upper() for op in text.split(",")}
+
+    def accepts(label: Value) -> bool:
+        return any(part.partition(" ")[0] in wanted for part in str(label).split("+"))
+
+    return Filter("op", accepts)
+
+
+def where_filter(text: str) -> Filter:
+    """`COLUMN=PATTERN`: a key, and a pattern (`base.patterns`). Raises UsageError for another form
+    or key."""
+    name, equals, pattern = text.partition("=")
+    keys = [by for by in (*OF_KERNEL, *OF_STEP) if by == name]
+    if not equals or not keys:
+        known = ", ".join((*OF_KERNEL, *OF_STEP))
+        raise UsageError(f"--where {text}: give COLUMN=PATTERN; COLUMN is one of {known}")
+    return Filter(keys[0], lambda value: name_matches(str(value), pattern))
 
 
 def compute_stats(
@@ -97,7 +124,9 @@ def compute_stats(
     inside = [n in account.row for n in session.threads["compute"].tolist()]
     threads = thread_report(session.threads.rows(np.array(inside, np.bool_)))
     what = "all phases" if phase is None else phase
-    notes = [*notes, *_session_notes(session)]
+    if outside := int((session.computes["step"] < 0).sum()):
+        notes = [*notes, f"Left out: {counted(outside, 'graph compute')} outside of steps."]
+    notes = [*notes, *session.log_end.notes(), *recording_notes(session)]
     if keys == ("thread",):
         threads.title = f"Kernels by thread, {what}"
         threads.notes += notes
@@ -118,8 +147,8 @@ def compute_stats(
     report.title += f", {what}"
     if not report.rows:
         report.notes.append("The log has nothing to count here.")
-    if of_kernels and (untimed := untimed_note(session)):
-        notes.append(untimed)
+    if of_kernels:
+        notes += untimed_note(session)
     if len(threads.rows) > 1 and of_kernels:
         report.notes.append(
             "Times are those of thread 0, which takes part in every kernel;"
@@ -151,16 +180,12 @@ def _kept(session: Session, notes: Sequence[str]) -> str:
     return " ".join(notes).rstrip(".") or f"the log has {counted(len(session.steps), 'step')}"
 
 
-def _session_notes(session: Session) -> list[str]:
-    notes = []
-    if outside := int((session.computes["step"] < 0).sum()):
-        notes.append(f"Left out: {counted(outside, 'graph compute')} outside of steps.")
-    notes += session.log_end.notes()
+def recording_notes(session: Session) -> Iterator[str]:
+    """Why the times of a session must not be compared with others."""
     if session.start.perturbed:
-        notes.append("Tensor values were read (--stats): do not compare times.")
+        yield "Tensor values were read (--stats): do not compare times."
     if session.start.args.get("dialect"):
-        notes.append("Converted from an earlier fork's log: it measured times differently.")
-    return notes
+        yield "Converted from an earlier fork's log: it measured times differently."
 
 
 def op_table(account: Account) -> Report:
@@ -168,7 +193,144 @@ def op_table(account: Account) -> Report:
     return _report(("op",), "Kernels", _by_kernel(account, ("op",), ()))
 
 
+# --- the values of the keys ---
+
+
+def kernel_values(session: Session, plan: int, key: By) -> Sequence[Value] | None:
+    """The value of each kernel of a plan; None for a key of steps. A role is that of the weight
+    that the kernel reads (`ffn_down`), or else what it does, in words (`residual add`)."""
+    kernels = session.kernels(plan)
+    if key == "role":
+        of = session.plans[plan]
+        ops = plan_timeline(session.graphs[of.graph], of).ops
+        return [
+            role_of(weight) if weight is not None else str(op.args["what"])
+            for weight, op in zip(kernels.weight, ops, strict=True)
+        ]
+    if key in ("tensor", "type"):
+        weights = kernels.weight_type if key == "type" else kernels.weight
+        return [NO_WEIGHT if weight is None else weight for weight in weights]
+    if key == "layer":
+        layers: list[int] = kernels.layer.tolist()
+        return layers
+    if key == "op":
+        return kernels.label
+    return kernels.block if key == "block" else None
+
+
+def _computed(session: Session, plan: int) -> list[list[str]]:
+    """What each kernel computes: the names of its nodes, and of the views of these."""
+    graph = session.graphs[session.plans[plan].graph].whole
+    owner: list[int] = []
+    names: dict[int, list[str]] = defaultdict(list)
+    nodes = zip(graph.op, graph.src, graph.name, strict=True)
+    for i, (op, sources, name) in enumerate(nodes):
+        is_view = op in VIEW_OPS and sources and 0 <= sources[0] < i
+        owner.append(owner[sources[0]] if is_view else i)
+        names[owner[i]].append(name)
+    kernels = session.kernels(plan).nodes
+    return [[name for node in of for name in names[node]] for of in kernels]
+
+
+def step_values(session: Session, steps: Table, key: OfStep) -> list[Value]:
+    """The value of each of `steps`. A mark is the innermost one that is open on the thread when
+    the step begins. Requests have the numbers of `instr requests`."""
+    if key in ("phase", "context"):
+        values: list[Value] = steps["phase" if key == "phase" else "ctx"].tolist()
+        return values
+    if key == "sequence":
+        return _one_of(steps, session.sequences.tuples("step", "seq"))
+    if key == "request":
+        by_time, requests = find_requests(session)
+        number = by_time["step"].tolist()
+        served = ((number[at], i) for i, of in enumerate(requests, start=1) for at in of.steps)
+        return _one_of(steps, served)
+    return _marks_of(session.marks, steps)
+
+
+def _one_of(steps: Table, of_step: Iterable[tuple[int, int]]) -> list[Value]:
+    """The only number of each of `steps`; `of_step` has pairs of a step and one of its numbers."""
+    found: dict[int, Value] = {}
+    for step, number in of_step:
+        found[step] = SEVERAL if step in found else number
+    return [found.get(step, NONE_KNOWN) for step in steps["step"].tolist()]
+
+
+def _marks_of(marks: Table, steps: Table) -> list[Value]:
+    found: list[Value] = [NO_MARK] * len(steps)
+    for thread in np.unique(steps["thread"]):
+        inside = marks.rows(marks["thread"] == thread)
+        inside = inside.rows(np.argsort(inside["begin"], kind="stable"))
+        spans = list(inside.tuples("begin", "end", "name"))
+        of_thread = np.flatnonzero(steps["thread"] == thread)
+        begins = steps["begin"][of_thread]
+        still_open: list[tuple[int, str]] = []
+        at = 0
+        for i in np.argsort(begins, kind="stable").tolist():
+            t = int(begins[i])
+            while at < len(spans) and spans[at][0] <= t:
+                still_open.append(spans[at][1:])
+                at += 1
+            # one that ends when it begins is an instant
+            while still_open and 0 <= still_open[-1][0] <= t:
+                still_open.pop()
+            if still_open:
+                found[int(of_thread[i])] = still_open[-1][1]
+    return found
+
+
+def _needed_values(
+    account: Account, by: Sequence[By], filters: Sequence[Filter]
+) -> dict[By, list[Value]]:
+    """By key of steps that is needed: its value in each step."""
+    keys = {*by, *(of.key for of in filters)}
+    return {key: step_values(account.session, account.steps, key) for key in OF_STEP if key in keys}
+
+
+def kernel_keys(
+    session: Session,
+    plan: int,
+    by: Sequence[By],
+    of_step: Mapping[By, Value],
+    filters: Sequence[Filter],
+) -> list[Key]:
+    """The group of each kernel of a plan in a step: its values of `by`."""
+    n = len(session.plans[plan].node)
+
+    def values(key: By) -> Sequence[Value]:
+        of_kernel = kernel_values(session, plan, key)
+        return [of_step[key]] * n if of_kernel is None else of_kernel
+
+    keys: list[Key] = list(zip(*map(values, by), strict=True))
+    for of in filters:
+        accepted = [of.accepts(value) for value in values(of.key)]
+        if of.key == "tensor":
+            # an activation is a tensor, too
+            computed = [any(map(of.accepts, names)) for names in _computed(session, plan)]
+            accepted = [one or other for one, other in zip(accepted, computed, strict=True)]
+        keys = [key if is_in else LEFT_OUT for key, is_in in zip(keys, accepted, strict=True)]
+    return keys
+
+
 # --- samples ---
+
+
+@dataclass
+class _Samples:
+    """The things of one group that are counted: kernels, computes or steps."""
+
+    dur: Matrix
+    flops: int
+    bytes: int
+    bound: bool
+    """whether `flops` and `bytes` are upper bounds"""
+    rates: tuple[float | None, float | None]
+    """medians of FLOPs and bytes per second; None if nothing has one"""
+    wait: int | None = None
+    """the part of `dur` in barriers; None if it was not recorded"""
+
+
+Groups: TypeAlias = "Iterable[tuple[Key, _Samples]]"
 
 
 class _Piece(NamedTuple):
@@ -179,6 +341,10 @@ class _Piece(NamedTuple):
     rows: Int64
     kernels: Int64
 
+    def cells(self, of: Matrix) -> Matrix:
+        cells: Matrix = of[np.ix_(self.rows, self.kernels)]
+        return cells
+
 
 def _pieces(
     account: Account, by: Sequence[By], filters: Sequence[Filter]
@@ -187,18 +353,16 @@ def _pieces(
     session = account.session
     blocks: list[Key] = [(block,) for block in BLOCKS] if tuple(by) == ("block",) else []
     found: dict[Key, list[_Piece]] = {key: [] for key in blocks}
-    where = where_of(account, {*by, *(of.key for of in filters)})
+    of_steps = _needed_values(account, by, filters)
     for ops in account.ops:
         work = session.work(ops)
-        rows_of: dict[tuple[Value, ...], list[int]] = defaultdict(list)
-        for row, compute in enumerate(ops.compute.tolist()):
-            rows_of[tuple(where[compute].values())].append(row)
-        for rows in rows_of.values():
-            of_step = where[int(ops.compute[rows[0]])]
-            kernels_of: dict[Key, list[int]] = defaultdict(list)
-            for kernel, key in enumerate(kernel_keys(session, ops.plan, by, of_step, filters)):
-                kernels_of[key].append(kernel)
-            for key, kernels in kernels_of.items():
+        rows_of: dict[Key, list[int]] = defaultdict(list)
+        for row, step in enumerate(account.rows_of(ops).tolist()):
+            rows_of[tuple(values[step] for values in of_steps.values())].append(row)
+        for of_step, rows in rows_of.items():
+            values = dict(zip(of_steps, of_step, strict=True))
+            keys = kernel_keys(session, ops.plan, by, values, filters)
+            for key, kernels in grouped(range(len(keys)), keys.__getitem__).items():
                 piece = _Piece(ops, work, np.array(rows), np.array(kernels))
                 found.setdefault(key, []).append(piece)
     return ((key, of) for key, of in found.items() if of and key != LEFT_OUT)
@@ -207,23 +371,16 @@ def _pieces(
 def _by_kernel(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
     """A sample for each kernel that ran."""
     for key, pieces in _pieces(account, by, filters):
-        n_flops, n_bytes, bounds = zip(*map(_work, pieces), strict=True)
-        dur = np.concatenate([_cells(of, of.ops.dur) for of in pieces])
+        n_flops = n_bytes = 0
+        bound = False
+        for of in pieces:
+            total = of.work.total(of.rows)
+            n_flops += int(total.flops[of.kernels].sum())
+            n_bytes += int(total.bytes[of.kernels].sum())
+            bound |= bool(total.bound[of.kernels].any())
+        dur = np.concatenate([of.cells(of.ops.dur).ravel() for of in pieces])
         rates = _median_kernel_rate(pieces, 0), _median_kernel_rate(pieces, 1)
-        waited = _waited(account, pieces)
-        yield key, _Samples(dur, sum(n_flops), sum(n_bytes), any(bounds), rates, waited)
-
-
-def _work(piece: _Piece) -> tuple[int, int, bool]:
-    """FLOPs and bytes of all its kernels, and whether they are upper bounds."""
-    total, kernels = piece.work.total(piece.rows), piece.kernels
-    bound = bool(total.bound[kernels].any())
-    return int(total.flops[kernels].sum()), int(total.bytes[kernels].sum()), bound
-
-
-def _cells(piece: _Piece, of: Matrix) -> Matrix:
-    cells: Matrix = of[np.ix_(piece.rows, piece.kernels)].ravel()
-    return cells
+        yield key, _Samples(dur, n_flops, n_bytes, bound, rates, _waited(account, pieces))
 
 
 def _median_kernel_rate(pieces: Sequence[_Piece], which: Literal[0, 1]) -> float | None:
@@ -244,7 +401,7 @@ def _waited(account: Account, pieces: Sequence[_Piece]) -> int | None:
     if any(of.wait is None for of in account.ops):
         return None
     waits = ((of, of.ops.wait) for of in pieces)
-    return sum(int(_cells(of, wait).sum(dtype=np.int64)) for of, wait in waits if wait is not None)
+    return sum(int(of.cells(wait).sum(dtype=np.int64)) for of, wait in waits if wait is not None)
 
 
 def _by_compute(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
@@ -253,12 +410,9 @@ def _by_compute(account: Account, by: Sequence[By], filters: Sequence[Filter]) -
         computes = np.concatenate([of.ops.compute[of.rows] for of in pieces])
         present, at = np.unique(computes, return_inverse=True)
         dur, n_flops, n_bytes, bound = np.zeros((4, len(present)), np.int64)
-        begin = 0
-        for of in pieces:
-            these = at[begin : begin + len(of.rows)]
-            begin += len(of.rows)
-            cells = of.ops.dur[np.ix_(of.rows, of.kernels)]
-            np.add.at(dur, these, cells.sum(axis=1, dtype=np.int64))
+        begins = np.cumsum([len(of.rows) for of in pieces])[:-1]
+        for of, these in zip(pieces, np.split(at, begins), strict=True):
+            np.add.at(dur, these, of.cells(of.ops.dur).sum(axis=1, dtype=np.int64))
             for kernel in of.kernels.tolist():
                 amounts = zip((n_flops, n_bytes, bound), of.work.of_kernel(kernel), strict=True)
                 for total, amount in amounts:
@@ -268,15 +422,12 @@ def _by_compute(account: Account, by: Sequence[By], filters: Sequence[Filter]) -
 
 def _by_layer_runs(account: Account) -> Groups:
     """A sample for each layer of each compute, for logs without ops."""
-    spent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for of in account.layers:
-        for column, layer in enumerate(of.label.tolist()):
-            dur = of.dur[:, column].tolist()
-            for compute, ns in zip(of.compute.tolist(), dur, strict=True):
-                spent[layer][compute] += ns
-    for layer, by_compute in spent.items():
-        zeros = np.zeros(len(by_compute), np.int64)
-        dur = np.array(list(by_compute.values()), np.int64)
+    columns = ((of, i, layer) for of in account.layers for i, layer in enumerate(of.label.tolist()))
+    for layer, found in grouped(columns, lambda of: of[2]).items():
+        computes = np.concatenate([of.compute for of, _, _ in found])
+        present, at = np.unique(computes, return_inverse=True)
+        dur, zeros = np.zeros((2, len(present)), np.int64)
+        np.add.at(dur, at, np.concatenate([of.dur[:, i] for of, i, _ in found]))
         yield (layer,), _samples(dur, zeros, zeros, zeros > 0)
 
 
@@ -291,15 +442,10 @@ def _by_step(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> G
         np.add.at(n_bytes, at, work.bytes)
         np.add.at(bound, at, work.bound)
         untimed[at] |= bool(untimed_backends(session.graphs[session.plans[of.plan].graph]))
-    needed = {*by, *(of.key for of in filters)}
-    values: dict[By, list[Value]] = {
-        key: step_values(session, steps, key) for key in OF_STEP if key in needed
-    }
-    rows_of: dict[Key, list[int]] = defaultdict(list)
-    for row in range(len(steps)):
-        if all(of.accepts(values[of.key][row]) for of in filters):
-            rows_of[tuple(values[key][row] for key in by)].append(row)
-    for key, rows in rows_of.items():
+    values = _needed_values(account, by, filters)
+    kept = [i for i in range(len(steps)) if all(of.accepts(values[of.key][i]) for of in filters)]
+    groups = grouped(kept, lambda row: tuple(values[key][row] for key in by))
+    for key, rows in groups.items():
         if untimed[rows].any():
             n_flops[rows] = n_bytes[rows] = bound[rows] = 0
         samples = account.total[rows], n_flops[rows], n_bytes[rows], bound[rows] > 0
@@ -313,10 +459,21 @@ def _samples(
     return _Samples(dur, int(n_flops.sum()), int(n_bytes.sum()), bool(bound.any()), rates, wait)
 
 
+def _rates(amounts: Int64, dur: Matrix) -> NDArray[np.float64]:
+    """Per second, of what has any."""
+    known = (amounts > 0) & (dur > 0)
+    rates: NDArray[np.float64] = amounts[known] / dur[known]
+    return rates
+
+
+def _median(rates: NDArray[np.float64]) -> float | None:
+    return float(np.median(rates, overwrite_input=True)) * 1e9 if len(rates) else None
+
+
 # --- tables ---
 
 
-def _report(by: Sequence[By], counted: str, groups: Groups) -> Report:
+def _report(by: Sequence[By], what: str, groups: Groups) -> Report:
     """One row for each group: the slowest first, layers and phases in order."""
     rows: list[list[Cell]] = []
     bounded = False
@@ -334,29 +491,14 @@ def _report(by: Sequence[By], counted: str, groups: Groups) -> Report:
         row[at + 1] = int(row[at] or 0) / all_time if all_time else None
     rows.sort(key=lambda row: (*map(_rank, by, row), -int(row[at] or 0)))
     units: dict[By, Unit] = {"layer": "layer", "context": "id"}
-    columns = [
+    columns = header(
         *(Column(key, units.get(key, "text")) for key in by),
-        Column("count", "count"),
-        Column("total", "ns"),
-        Column("share", "fraction"),
-        *columns_of("ns", "mean", "p50", "p90", "p99"),
-        *columns_of("flop_per_second", "FLOP/s", "FLOP/s p50"),
-        *columns_of("bytes_per_second", "bytes/s", "bytes/s p50"),
-        Column("waiting", "ns"),
-    ]
-    title = f"{counted} by {' and '.join(by)}"
+        ("count", "count"), ("ns", "total"), ("fraction", "share"),
+        ("ns", "mean", "p50", "p90", "p99"), ("flop_per_second", "FLOP/s", "FLOP/s p50"),
+        ("bytes_per_second", "bytes/s", "bytes/s p50"), ("ns", "waiting"),
+    )  # fmt: skip
+    title = f"{what} by {' and '.join(by)}"
     return Report(title, columns, rows, [BOUND] * bounded, labels=len(by))
-
-
-def _rates(amounts: Int64, dur: Matrix) -> NDArray[np.float64]:
-    """Per second, of what has any."""
-    known = (amounts > 0) & (dur > 0)
-    rates: NDArray[np.float64] = amounts[known] / dur[known]
-    return rates
-
-
-def _median(rates: NDArray[np.float64]) -> float | None:
-    return float(np.median(rates, overwrite_input=True)) * 1e9 if len(rates) else None
 
 
 def _rank(key: By, value: Cell) -> int:
@@ -373,25 +515,20 @@ def thread_report(threads: Table) -> Report:
     Imbalance is the sum over computes of the busiest thread's time, divided by that of the mean
     thread: 1 if all threads work equally.
     """
-    per_thread: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    busy_of: dict[int, list[int]] = defaultdict(list)
-    for compute, thread, *of in threads.tuples("compute", "thread", "kernels", "busy", "waiting"):
-        per_thread[thread].append((of[0], of[1], of[2]))
-        busy_of[compute].append(of[1])
+    every = list(threads.tuples("thread", "compute", "kernels", "busy", "waiting"))
     rows: list[list[Cell]] = []
-    for thread, of_thread in sorted(per_thread.items()):
-        n, busy, waiting = (sum(column) for column in zip(*of_thread, strict=True))
+    for thread, of_thread in sorted(grouped(every, lambda of: of[0]).items()):
+        n, busy, waiting = (sum(of[i] for of in of_thread) for i in (2, 3, 4))
         share = waiting / (busy + waiting) if busy + waiting else None
         rows.append([thread, n, busy, waiting, share])
-    columns = [
-        Column("thread", "id"),
-        Column("kernels", "count"),
-        *columns_of("ns", "busy", "waiting"),
-        Column("of its time", "fraction"),
-    ]
+    columns = header(
+        ("id", "thread"), ("count", "kernels"), ("ns", "busy", "waiting"),
+        ("fraction", "of its time"),
+    )  # fmt: skip
     report = Report("Threads", columns, rows)
-    mean = sum(sum(busy) / len(busy) for busy in busy_of.values())
-    longest = sum(max(busy) for busy in busy_of.values())
+    computes = grouped(every, lambda of: of[1]).values()
+    mean = sum(sum(of[3] for of in compute) / len(compute) for compute in computes)
+    longest = sum(max(of[3] for of in compute) for compute in computes)
     if rows:
         report.notes.append("Waiting is time in barriers, inside kernels and between them.")
     if mean and len(rows) > 1:

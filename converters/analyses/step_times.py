@@ -1,25 +1,154 @@
-"""The times of a session's steps, whole and by the units of work of their kernels.
+"""What is compared of sessions: the settings that differ, and the times of their steps: whole, by
+the units of work of their kernels, and by the weights that these read.
 
-Invariant: columns are steps in order of time, in ns of thread 0. A step that lacks a unit has NaN
-there, never 0. Failed steps and warm-up runs are left out.
+Invariant: every fact that affects the measurement is compared; equal ones are not listed. Columns
+of times are steps in order of time, in ns of thread 0. A step that lacks a unit has NaN there,
+never 0. Failed steps and warm-up runs are left out. A use is a weight and an op that reads it. So a
+matrix that is both looked up and multiplied (tied embeddings) has two uses, and each is compared
+only with the same use.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.machine import compute_machine
-from llamacpp_instr.converters.analyses.noise import MIN_BLOCKS, SampleBlocks, cut_blocks
-from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.converters.analyses import noise
+from llamacpp_instr.converters.analyses.clock import compute_machine
+from llamacpp_instr.converters.analyses.noise import Float64, Int64, Median, Ratio, SampleBlocks
+from llamacpp_instr.converters.analyses.tables import header
+from llamacpp_instr.log.graph.kernels import kernel_nodes, weight_read
+from llamacpp_instr.log.session import Session, Table, Timings
 from llamacpp_instr.log.steps import Account, counted_steps, steps_inside
+from llamacpp_instr.report.report import Cell, Report
 
-Float64 = NDArray[np.float64]
+_CONTEXT = {
+    "n_threads": "threads",
+    "n_threads_batch": "threads of prefill",
+    "n_ctx": "context, tokens",
+    "n_batch": "batch, tokens",
+    "n_ubatch": "ubatch, tokens",
+    "n_seq_max": "sequences",
+    "type_k": "K cache",
+    "type_v": "V cache",
+    "flash_attn": "flash attention",
+    "kv_unified": "unified KV cache",
+    "offload_kqv": "KV cache offloaded",
+    "causal": "causal attention",
+    "embeddings": "embeddings",
+    "backends": "backends",
+}
+_MODEL = {
+    "name": "model",
+    "arch": "architecture",
+    "ftype": "file type",
+    "params": "parameters",
+    "bytes": "weights, bytes",
+}
+MODEL_FACTS = frozenset(_MODEL.values())
+"""the facts that identify the model, which a comparison of models is about"""
+ALIKE = "Recorded alike: same model, build, host, level and settings."
+
+
+def compute_settings(a: Sequence[Session], b: Sequence[Session], phases: Sequence[str]) -> Report:
+    """The facts that differ between the first sessions of two sides, with their values in A and B;
+    a note if there are none."""
+    differing = differing_facts(a[0], b[0], phases)
+    logs = [log_names([session.path for session in side]) for side in (a, b)]
+    notes = [] if differing else [f"A is {logs[0]}, B is {logs[1]}.", ALIKE]
+    rows: list[list[Cell]] = [[*row] for row in (["log", *logs], *differing) if differing]
+    return Report("", header("setting", "A", "B"), rows, notes, key="settings")
+
+
+def differing_facts(a: Session, b: Session, phases: Sequence[str]) -> list[list[str]]:
+    """[fact, value in A, value in B] of every fact that differs."""
+    of_a, of_b = (dict(facts(session, phases)) for session in (a, b))
+    return [[what, of_a[what], of_b[what]] for what in of_a if of_a[what] != of_b[what]]
+
+
+def log_names(paths: Sequence[str]) -> str:
+    """The logs of a side: `a.log and 2 more`."""
+    return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
+
+
+def unlike_notes(sides: Sequence[tuple[str, Sequence[Session]]]) -> list[str]:
+    """A sentence for each side of a comparison, by its name, whose own logs differ in settings."""
+    notes = []
+    for name, sessions in sides:
+        others = sessions[1:]
+        rows = (row for other in others for row in differing_facts(sessions[0], other, []))
+        if found := dict.fromkeys(fact for fact, _, _ in rows):
+            notes.append(f"{name}: its logs were recorded differently: {', '.join(found)}.")
+    return notes
+
+
+def facts(session: Session, phases: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """[fact, value] of everything that affects a measurement, and the ranges of `phases`."""
+    start = session.start
+    yield "level", start.level
+    yield "earlier fork's dialect", str(start.args.get("dialect", "no"))
+    for key, what in _MODEL.items():
+        yield what, _values(session.models.values(), key)
+    yield "llama-cpp-python", start.producer.llama_cpp
+    yield "llama.cpp commit", start.producer.commit
+    yield "patches", start.producer.patches
+    yield "CPU", start.host.cpu
+    yield "CPU features", " ".join(start.host.features)
+    yield "processors", str(start.host.cores)
+    yield "system", start.host.os
+    yield "clock", start.clock
+    for key, what in _CONTEXT.items():
+        yield what, _values(session.contexts.values(), key)
+    yield "LoRA adapters", _adapters(session)
+    steps, _ = counted_steps(session)
+    for phase in phases:
+        of_phase = steps.rows(steps["phase"] == phase)
+        yield f"tokens of a {phase} step", _range(of_phase["n_tokens"])
+        yield f"positions of {phase}", _range(of_phase["pos"])
+
+
+def _values(owners: Any, key: str) -> str:
+    """The distinct values of a session, in order."""
+    return ", ".join(dict.fromkeys(_word(getattr(owner, key)) for owner in owners))
+
+
+def _adapters(session: Session) -> str:
+    """The graphs show what adapters add: products with matrices of their own."""
+    computed = {graph: session.graphs[graph] for graph in session.computes["graph"].tolist()}
+    ranks = {
+        leaf.name: leaf.ne[1]
+        for graph in computed.values()
+        for leaf in graph.leafs
+        if leaf.name.endswith(".lora_a") and len(leaf.ne) > 1
+    }
+    if not any(graph.nodes for graph in computed.values()):
+        return "not recorded"
+    if not ranks:
+        return "none"
+    return f"on {len(ranks)} weights, rank {', '.join(map(str, sorted(set(ranks.values()))))}"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _range(numbers: Any) -> str:
+    low, high = int(numbers.min()), int(numbers.max())
+    return str(low) if low == high else f"{low} to {high}"
+
+
+# --- the times of steps ---
 
 FEW_CELLS = 10_000_000
 MOST_EMPTY = 50
@@ -51,17 +180,21 @@ class StepTimes:
         start = self.session.start
         return start.wall, start.wall + int(self.steps["end"].max(initial=start.t)) - start.t
 
-    def runs(self, phase: str) -> NDArray[np.int64]:
+    def of(self, phase: str) -> NDArray[np.bool_]:
+        """Which steps are of a phase."""
+        selected: NDArray[np.bool_] = self.steps["phase"] == phase
+        return selected
+
+    def runs(self, phase: str) -> Int64:
         """The run of every step of a phase."""
-        of_phase: NDArray[np.int64] = self.run[self.steps["phase"] == phase]
-        return of_phase
+        return self.run[self.of(phase)]
 
     def blocks(self, phase: str) -> SampleBlocks:
-        return cut_blocks(self.runs(phase))
+        return noise.cut_blocks(self.runs(phase))
 
     def whole_steps(self, phase: str) -> Float64:
-        steps = self.steps.rows(self.steps["phase"] == phase)
-        seen: NDArray[np.int64] = steps["end"] - steps["begin"] - steps["recorder"]
+        steps = self.steps.rows(self.of(phase))
+        seen: Int64 = steps["end"] - steps["begin"] - steps["recorder"]
         return seen.astype(np.float64)
 
     def last_intervals(self, phase: str) -> bool:
@@ -73,7 +206,7 @@ class StepTimes:
     def cpu_times(self, phase: str) -> Float64:
         """ns of the process, all threads, in each step of a phase. An interval of the machine's
         counts is spread evenly."""
-        machine, steps = self.session.machine, self.steps.rows(self.steps["phase"] == phase)
+        machine, steps = self.session.machine, self.steps.rows(self.of(phase))
         t = np.append(machine["t"][:1] - machine["dur"][:1], machine["t"])
         cpu = np.append(0, np.cumsum(machine["cpu"]))
         begin, end = (np.interp(steps[name], t, cpu) for name in ("begin", "end"))
@@ -82,16 +215,15 @@ class StepTimes:
 
     def tokens_per_second(self, phase: str) -> float | None:
         """The median over the steps of a phase; None if there are none."""
-        steps = self.steps.rows(self.steps["phase"] == phase)
+        steps = self.steps.rows(self.of(phase))
         if not len(steps):
             return None
-        return (
-            float(np.median(steps["n_tokens"] / np.maximum(steps["end"] - steps["begin"], 1))) * 1e9
-        )
+        rates = steps["n_tokens"] / np.maximum(steps["end"] - steps["begin"], 1)
+        return float(np.median(rates)) * 1e9
 
-    def by_unit(self, of_kernel: dict[int, NDArray[np.int64]], n_units: int) -> Float64:
+    def by_unit(self, of_kernel: dict[int, Int64], n_units: int) -> Float64:
         """ns of thread 0, (units, steps)."""
-        self._check_cells(n_units, sum(of.dur.size for of in self.account.ops))
+        self._check_cells(n_units, self.account.ops)
         total: Float64 = np.zeros((len(self.steps), n_units))
         present = np.zeros((len(self.steps), n_units), np.bool_)
         for ops in self.account.ops:
@@ -115,8 +247,7 @@ class StepTimes:
 
     def by_layer(self) -> dict[Hashable, Float64]:
         layers = self.account.layers
-        every = {label for of in layers for label in of.label.tolist()}
-        self._check_cells(len(every), sum(of.dur.size for of in layers))
+        self._check_cells(len({label for of in layers for label in of.label.tolist()}), layers)
         found: dict[Hashable, Float64] = {}
         for of in layers:
             rows = self.account.rows_of(of)
@@ -126,9 +257,10 @@ class StepTimes:
                 np.add.at(row, rows, dur)
         return found
 
-    def _check_cells(self, n_rows: int, n_measured: int) -> None:
+    def _check_cells(self, n_rows: int, measured: Sequence[Timings]) -> None:
         """Raise UsageError if a table of all steps would be nearly empty: otherwise a log with few
         measurements could take any amount of memory."""
+        n_measured = sum(of.dur.size for of in measured)
         if n_rows * len(self.steps) > FEW_CELLS + MOST_EMPTY * n_measured:
             raise UsageError(
                 f"{self.session.path}: its {len(self.steps):,} steps share too few of"
@@ -150,18 +282,173 @@ def took_turns(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:
     """Whether the sessions of two sides, each in order of time, were recorded in turns, often
     enough for pairs: both i-th ones ended before the next ones began."""
     rounds = [[of.clock for of in pair] for pair in zip(a, b, strict=False)]
-    return len(a) == len(b) >= MIN_BLOCKS and all(
+    return len(a) == len(b) >= noise.MIN_BLOCKS and all(
         max(end for _, end in before) < min(begin for begin, _ in after)
         for before, after in pairwise(rounds)
     )
 
 
-def _runs(session: Session, steps: Table) -> NDArray[np.int64]:
-    """The run of every step: runs are the marks `run 1`, `run 2`, ..."""
+def _runs(session: Session, steps: Table) -> Int64:
+    """The run of every step, in order of time: runs are the marks `run 1`, `run 2`, ..."""
     run = np.zeros(len(steps), np.int64)
-    order = np.argsort(steps["begin"], kind="stable")
-    inside = steps_inside(session.marks, steps["begin"][order])
+    inside = steps_inside(session.marks, steps["begin"])
     for name, first, end in zip(session.marks["name"].tolist(), *inside, strict=True):
         if (found := re.fullmatch(r"run (\d{1,9})", name)) is not None:
-            run[order[first:end]] = int(found[1])
+            run[first:end] = int(found[1])
     return run
+
+
+# --- the times of weights ---
+
+
+class Use(NamedTuple):
+    """A weight and an op that reads it."""
+
+    weight: str
+    op: str
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of one side: medians over its steps of work by time, in units per second."""
+
+    bytes: float | None
+    flops: float | None
+
+
+@dataclass(frozen=True)
+class UseTimes:
+    """Median times of a step in ns, their ratio with its noise, and the rates of both sides."""
+
+    ratio: Ratio
+    rates: tuple[Rates, Rates]
+
+
+def compute_use_times(
+    a: PhaseUses, b: PhaseUses, groups: Sequence[Sequence[Use]], *, in_turns: bool = False
+) -> list[UseTimes | None]:
+    """For each group of uses: the sum of their times, or None if a side lacks the group. The
+    intervals hold simultaneously, as a family; those of sessions in turns are those of pairs."""
+    both = {
+        i: (one, other)
+        for i, group in enumerate(groups)
+        if (one := a.group(group)) is not None and (other := b.group(group)) is not None
+    }
+    found: list[UseTimes | None] = [None] * len(groups)
+    if not both:
+        return found
+    n_timed = [len(groups[i]) for i in both]
+    medians = [
+        side.medians(np.array([sums.time for sums in of]), n_timed, in_turns=in_turns)
+        for side, of in zip((a, b), zip(*both.values(), strict=True), strict=True)
+    ]
+    for i, one, other in zip(both, *medians, strict=True):
+        ratio = noise.compare(one, other, len(both), in_turns=in_turns)
+        found[i] = UseTimes(ratio, (both[i][0].rates(), both[i][1].rates()))
+    return found
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """ns and work of some uses, by step."""
+
+    time: Float64
+    bytes: Float64
+    flops: Float64
+
+    def rates(self) -> Rates:
+        ran = self.time > 0  # NaN is not
+        if not ran.any():
+            return Rates(None, None)
+        n_bytes, flops = (work[ran] / self.time[ran] for work in (self.bytes, self.flops))
+        return Rates(float(np.median(n_bytes)) * 1e9 or None, float(np.median(flops)) * 1e9 or None)
+
+
+class PhaseUses:
+    """The steps of one phase in some sessions of one model, by use."""
+
+    def __init__(self, sessions: Sequence[StepTimes], phase: str) -> None:
+        every = (use for of in sessions for plan in of.plans for use in _plan_uses(of, plan))
+        found = dict.fromkeys(use for use in every if use)
+        self.row = {use: i for i, use in enumerate(found)}
+        """in the order of execution"""
+        self.blocks = noise.join_blocks([times.runs(phase) for times in sessions])
+        n_steps = [len(times.runs(phase)) for times in sessions]
+        self.begins = np.cumsum(n_steps)[:-1]
+        """the columns with which later sessions begin"""
+        self.taken = float(np.average([times.taken for times in sessions], weights=n_steps))
+        """share of the time that a disturbed machine took, over all sessions"""
+        columns = [self._of_session(times, phase) for times in sessions]
+        self.time, self.bytes, self.flops = (
+            np.concatenate(parts, axis=1) for parts in zip(*columns, strict=True)
+        )
+
+    def _of_session(self, times: StepTimes, phase: str) -> tuple[Float64, Float64, Float64]:
+        """ns, bytes and floating point operations, each (uses, steps)."""
+        n = len(self.row) + 1  # the last row is for kernels that read no weight
+        unit: dict[int, NDArray[np.int64]] = {}
+        n_bytes: dict[int, Float64] = {}
+        flops: dict[int, Float64] = {}
+        for plan in times.plans:
+            rows = [self.row[use] if use else n - 1 for use in _plan_uses(times, plan)]
+            unit[plan] = np.array(rows, np.int64)
+            kernels = times.session.kernels(plan)
+            for work, of in ((n_bytes, kernels.bytes), (flops, kernels.flops)):
+                work[plan] = np.bincount(unit[plan], of, n).astype(np.float64)
+        chosen = times.of(phase)
+        return (
+            times.by_unit(unit, n)[:, chosen],
+            times.work_by_unit(n_bytes, n)[:, chosen],
+            times.work_by_unit(flops, n)[:, chosen],
+        )
+
+    def medians(self, times: Float64, n_timed: Sequence[int], *, in_turns: bool) -> list[Median]:
+        """Of the rows of `times`: over all steps, or over the sessions of a side in turns."""
+        if not in_turns:
+            found = noise.compute_medians(times, self.blocks, n_timed)
+            return [noise.disturb(median, self.taken) for median in found]
+        parts = np.split(times, self.begins, axis=1)
+        return [
+            median_of_sessions([_quantile(part[i], 0.5) for part in parts])
+            for i in range(len(times))
+        ]
+
+    def kernels(self) -> Median:
+        """The lower deciles of all uses and of the other kernels, added up, over the sessions:
+        what interrupts a kernel, also in most steps, does not change them."""
+        parts = np.split(self.time, self.begins, axis=1)
+        return median_of_sessions(
+            [float(np.nansum([_quantile(row, 0.1) for row in part])) for part in parts]
+        )
+
+    def group(self, uses: Sequence[Use]) -> _Sums | None:
+        """The sums of all uses; None if one of them is missing or ran in no step."""
+        if not all(use in self.row for use in uses):
+            return None
+        rows = [self.row[use] for use in uses]
+        time = self.time[rows].sum(axis=0)
+        if not rows or np.isnan(time).all():
+            return None
+        return _Sums(time, self.bytes[rows].sum(axis=0), self.flops[rows].sum(axis=0))
+
+
+def median_of_sessions(values: Sequence[float]) -> Median:
+    """That of a side in turns, whose sessions have these times in ns."""
+    return noise.median_of_group([Median(value, None, 1, 0) for value in values])
+
+
+def _quantile(row: Float64, share: float) -> float:
+    """NaN if nothing of it ran."""
+    ran = row[~np.isnan(row)]
+    return float(np.quantile(ran, share)) if len(ran) else np.nan
+
+
+def _plan_uses(times: StepTimes, plan: int) -> list[Use | None]:
+    """The use of every kernel of a plan; None for kernels that read no weight."""
+    of = times.session.plans[plan]
+    graph = times.session.graphs[of.graph]
+    op = graph.whole.op
+    return [
+        next((Use(name, op[i]) for i in inside if (name := weight_read(graph, [i])[0])), None)
+        for inside in kernel_nodes(graph, of)
+    ]

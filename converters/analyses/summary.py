@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.converters.analyses.clock import clock_report, clock_sentences, untimed_note
-from llamacpp_instr.converters.analyses.findings import compute_findings, gather_facts
-from llamacpp_instr.converters.analyses.machine import Machine
-from llamacpp_instr.converters.analyses.marks import compute_marks
-from llamacpp_instr.converters.analyses.stats import op_table
-from llamacpp_instr.log.graph import ops as knowledge
+from llamacpp_instr.converters.analyses.clock import (
+    Machine,
+    clock_report,
+    clock_sentences,
+    untimed_note,
+)
+from llamacpp_instr.converters.analyses.findings import Facts, compute_findings
+from llamacpp_instr.converters.analyses.stats import op_table, recording_notes
+from llamacpp_instr.converters.analyses.tables import header
+from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.log.steps import BESIDE, LAYERS, WARM_UP, Account, counted_steps
+from llamacpp_instr.log.steps import BESIDE, LAYERS, WARM_UP, Account, counted_steps, steps_inside
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
+
+Int64 = NDArray[np.int64]
 
 TOP_OPS, MOST_ROWS = 10, 100
 OWN_MARK = re.compile(rf"{WARM_UP}|run \d+")
@@ -36,7 +43,7 @@ def compute_summary(session: Session, probe: Probe | None = None) -> list[Report
     machine that recorded it, if there is one."""
     steps, notes = counted_steps(session)
     account = Account(session, steps)
-    facts = gather_facts(account, probe)
+    facts = Facts(account, probe)
     clock = clock_report(facts.clock, facts.requests)
     sections = [
         _overview(session, clock_sentences(clock, len(facts.requests))),
@@ -75,16 +82,13 @@ def _overview(session: Session, speed: list[list[Cell]]) -> Report:
     notes = []
     if ended := session.log_end.sentence():
         notes.append(f"{ended[0].upper()}{ended[1:]}: the figures cover what was recorded.")
-    if start.perturbed:
-        notes.append("Tensor values were read (--stats): do not compare times.")
-    if start.args.get("dialect"):
-        notes.append("Converted from an earlier fork's log: it measured times differently.")
+    notes += recording_notes(session)
     rows = [row for row in rows if row[1]]
     figures: Figures = {
         "threads": (max(threads, default=None), "count"),
         "parameters": (sum(model.params for model in session.models.values()), "count"),
     }
-    columns = [Column("fact"), Column("value")]
+    columns = header("fact", "value")
     return Report("Session", columns, rows, notes, headed=False, figures=figures)
 
 
@@ -95,97 +99,89 @@ def _speed(account: Account, notes: list[str]) -> Report:
         of_phase = steps.rows(steps["phase"] == phase)
         dur = of_phase["end"] - of_phase["begin"]
         tokens, total = int(of_phase["n_tokens"].sum()), int(dur.sum())
-        row: list[Cell] = [phase, len(of_phase), tokens, total, *[None] * 3]
+        speeds: list[float | None] = [None] * 3
         if tokens and total:
             rates = of_phase["n_tokens"] / np.maximum(dur, 1) * 1e9
-            row[4:] = [float(q) for q in np.quantile(rates, (0.5, 0.1, 0.9))]
-        rows.append(row)
+            speeds = np.quantile(rates, (0.5, 0.1, 0.9)).tolist()
+        rows.append([phase, len(of_phase), tokens, total, *speeds])
     figures: Figures = {}
     if rows:
         notes = ["tokens/s are those of a step: time inside llama.cpp alone.", *notes]
-    notes = [*notes, *_graph_notes(session, steps, figures), *_fault_notes(steps, figures)]
+    reused = session.computes["reused"][np.isin(session.computes["step"], steps["step"])]
+    if n := len(reused):
+        n_reused = int(reused.sum())
+        figures |= {"graphs built": (n - n_reused, "count"), "graphs reused": (n_reused, "count")}
+        built = counted(n - n_reused, "time")
+        notes = [*notes, f"Graphs were built {built} and reused {counted(n_reused, 'time')}."]
+    notes = [*notes, *_fault_notes(steps, figures)]
     dur = session.tokens["dur"][np.isin(session.tokens["step"], steps["step"])]
     if len(dur):
         mean = float(dur.mean())
-        each = shown(mean, "ns")
-        notes.append(
-            f"Sampling took {each} for each of {counted(len(dur), 'token')}, outside of the steps."
-        )
         figures |= {"tokens sampled": (len(dur), "count"), "sampling, each": (mean, "ns")}
-    columns = [
-        Column("Phase"), Column("steps", "count"), Column("tokens", "count"), Column("time", "ns"),
-        *(Column(name, "per_second") for name in ("tokens/s median", "p10", "p90")),
-    ]  # fmt: skip
+        notes.append(
+            f"Sampling took {shown(mean, 'ns')} for each of {counted(len(dur), 'token')}, outside"
+            " of the steps."
+        )
+    columns = header(
+        "Phase", ("count", "steps", "tokens"), ("ns", "time"),
+        ("per_second", "tokens/s median", "p10", "p90"),
+    )  # fmt: skip
     return Report("Speed", columns, rows, notes, figures=figures)
-
-
-def _graph_notes(session: Session, steps: Table, figures: Figures) -> Iterator[str]:
-    computes = session.computes
-    inside = np.isin(computes["step"], steps["step"])
-    reused = int((computes["reused"] & inside).sum())
-    built = int(inside.sum()) - reused
-    if built + reused:
-        figures |= {"graphs built": (built, "count"), "graphs reused": (reused, "count")}
-        yield f"Graphs were built {counted(built, 'time')} and reused {counted(reused, 'time')}."
 
 
 def _fault_notes(steps: Table, figures: Figures) -> Iterator[str]:
     """Page faults of the first step, which show a cold start."""
     if len(steps) < 2:
         return
-    faults = steps["minflt"] + steps["majflt"]
+    minor, major = int(steps["minflt"][0]), int(steps["majflt"][0])
+    later = (steps["minflt"] + steps["majflt"])[1:]
     figures |= {
-        "minor faults of the first step": (int(steps["minflt"][0]), "count"),
-        "major faults of the first step": (int(steps["majflt"][0]), "count"),
-        "faults of later steps, mean": (float(np.mean(faults[1:])), "number"),
+        "minor faults of the first step": (minor, "count"),
+        "major faults of the first step": (major, "count"),
+        "faults of later steps, mean": (float(np.mean(later)), "number"),
     }
-    later = float(np.median(faults[1:]))
-    if faults[0] > 100 and faults[0] > 4 * later:
+    median = float(np.median(later))
+    if minor + major > 100 and minor + major > 4 * median:
         yield (
-            f"Cold start: the first step took {steps['minflt'][0]:,} minor and"
-            f" {steps['majflt'][0]:,} major page faults, the median of later ones is"
-            f" {later:,.0f}."
+            f"Cold start: the first step took {minor:,} minor and {major:,} major page faults, the"
+            f" median of later ones is {median:,.0f}."
         )
 
 
 def _time(account: Account) -> Report:
     """Every nanosecond of the steps, by block and by other activity."""
+    if not len(account.session.computes):
+        return Report("Where the time went", [], [])
     spent = {phase: defaultdict(int, account.of_phase(phase)) for phase in account.phases}
     for place, ns in account.by_place()[0].items():
         if place.block:
             spent[place.phase][place.block] += ns
-    order = [*knowledge.BLOCKS, LAYERS, *BESIDE]
+    order = [*BLOCKS, LAYERS, *BESIDE]
     by_block = {what: {phase: of[what] for phase, of in spent.items()} for what in order}
-    rows = _phase_rows(
-        [(what, by_block[what]) for what in order if any(by_block[what].values())], account
-    )
+    rows = _phase_rows({of: ns for of, ns in by_block.items() if any(ns.values())}, account)
     notes = ["The rest is inputs, readback and llama.cpp's own bookkeeping."]
     if any(by_block["between ops"].values()):
         notes.insert(0, "Between ops, thread 0 waits until the other threads have ended theirs.")
     if not account.session.ops:
         notes.append("No ops were recorded: blocks need the level detailed.")
-    if not len(account.session.computes):
-        return Report("Where the time went", [], [])
-    columns = _phase_columns(Column("Block"), account.phases)
-    return Report("Where the time went", columns, rows, notes)
+    return Report("Where the time went", _phase_columns("Block", account), rows, notes)
 
 
-def _phase_columns(first: Column, phases: list[str]) -> list[Column]:
-    pairs = [(Column(phase, "ns"), Column(f"of {phase}", "share")) for phase in phases]
-    return [first, *(column for pair in pairs for column in pair)]
+def _phase_columns(first: str | Column, account: Account) -> list[Column]:
+    pairs = [header(("ns", phase), ("share", f"of {phase}")) for phase in account.phases]
+    return header(first, *(column for pair in pairs for column in pair))
 
 
 def _phase_rows(
-    spent: list[tuple[str | int, dict[str, int]]], account: Account
+    spent: Mapping[str, dict[str, int]] | Mapping[int, dict[str, int]], account: Account
 ) -> list[list[Cell]]:
     """Rows of a label, then time and share of each phase."""
     totals = {phase: sum(account.of_phase(phase).values()) for phase in account.phases}
     rows: list[list[Cell]] = []
-    for label, by_phase in spent:
-        row: list[Cell] = [label]
+    for label, by_phase in spent.items():
+        rows.append([label])
         for phase, ns in by_phase.items():
-            row += [ns, ns / totals[phase] if totals[phase] else None]
-        rows.append(row)
+            rows[-1] += [ns, ns / totals[phase] if totals[phase] else None]
     return rows
 
 
@@ -195,11 +191,11 @@ def _layers(account: Account) -> Report:
         layer: {phase: found.get((phase, layer), 0) for phase in account.phases}
         for layer in sorted({layer for _, layer in found})
     }
-    rows = _phase_rows(list(spent.items()), account)
-    notes = ["From a layer's first kernel to its last; stats --by layer adds up its kernels."]
-    if not rows:
+    if not spent:
         return Report("Layers", [], [])
-    total = {layer: sum(spent[layer].values()) for layer in spent if layer >= 0}
+    rows = _phase_rows(spent, account)
+    notes = ["From a layer's first kernel to its last; stats --by layer adds up its kernels."]
+    total = {layer: sum(of.values()) for layer, of in spent.items() if layer >= 0}
     figures: Figures = {"layers": (len(total), "count")}
     if len(total) > ALL_LAYERS:
         slowest = sorted(total, key=lambda layer: -total[layer])[:ALL_LAYERS]
@@ -207,7 +203,7 @@ def _layers(account: Account) -> Report:
         figures["median layer"] = (median, "ns")
         notes.append(f"The slowest of {len(total)}; the median layer took {shown(median, 'ns')}.")
         rows = [row for row in rows if row[0] in (-1, *slowest)]
-    columns = _phase_columns(Column("Layer", "layer"), account.phases)
+    columns = _phase_columns(Column("Layer", "layer"), account)
     return Report("Layers", columns, rows, notes, figures=figures)
 
 
@@ -216,9 +212,7 @@ def _top_ops(account: Account) -> Report:
     shown_keys = ("op", "count", "total", "share", "mean", "flop_per_s", "bytes_per_s")
     at = [table.keys().index(key) for key in shown_keys]
     rows = [[row[i] for i in at] for row in table.rows]
-    notes = list(table.notes)
-    if rows and (untimed := untimed_note(account.session)):
-        notes.append(untimed)
+    notes = [*table.notes, *(untimed_note(account.session) if rows else [])]
     figures: Figures = {"ops": (len(rows), "count")}
     if len(rows) > TOP_OPS:
         ns = [int(row[2] or 0) for row in rows]
@@ -226,11 +220,10 @@ def _top_ops(account: Account) -> Report:
         figures["share of other ops"] = (rest, "fraction")
         others = counted(len(rows) - TOP_OPS, "other op")
         notes.append(f"Not shown: {others}, {100 * rest:.1f} % of the time.")
-    columns = [
-        Column("Op"), Column("calls", "count"), Column("time", "ns"), Column("share", "share"),
-        Column("each", "ns"), Column("FLOP/s", "flop_per_second"),
-        Column("bytes/s", "bytes_per_second"),
-    ]  # fmt: skip
+    columns = header(
+        "Op", ("count", "calls"), ("ns", "time"), ("share", "share"), ("ns", "each"),
+        ("flop_per_second", "FLOP/s"), ("bytes_per_second", "bytes/s"),
+    )  # fmt: skip
     return Report("Top ops", columns, rows[:TOP_OPS], notes, figures=figures)
 
 
@@ -241,33 +234,77 @@ def _marks(session: Session) -> Report:
     return report if report.rows else Report("Marks", [], [])
 
 
-def _memory(session: Session) -> Report:
+def compute_marks(session: Session) -> Report:
+    """One row for each name of a mark (`record().mark`), in the order in which they first began; no
+    rows if the application made no marks.
+
+    Columns: how often it began; of those that ended the total, mean, median and longest time (ns,
+    of the clock); steps that began inside on the same thread, also if they failed, with their time
+    (ns) and tokens. A step inside two marks counts in both. An instant has no times.
+    """
+    marks = session.marks
+    inside = _inside(marks, session.steps)
+    places: dict[str, list[int]] = defaultdict(list)
+    for i in np.argsort(marks["begin"], kind="stable").tolist():
+        places[marks["name"][i]].append(i)
     rows: list[list[Cell]] = []
-    latest = {memory.ctx: memory for memory in session.memory}
-    for ctx, memory in sorted(latest.items()):
-        for use in memory.buffers:
-            rows.append([ctx, use.buffer, use.model, use.context, use.compute])
+    for name, numbers in places.items():
+        of = marks.rows(np.array(numbers, np.int64))
+        dur = (of["end"] - of["begin"])[of["end"] > of["begin"]]
+        spread: list[Cell] = [None] * 4
+        if len(dur):
+            spread = [int(dur.sum()), float(dur.mean()), float(np.median(dur)), int(dur.max())]
+        rows.append([name, len(numbers), *spread, *inside[numbers].sum(axis=0).tolist()])
     notes = []
+    if n_open := int((marks["end"] < 0).sum()):
+        notes.append(f"Left out: the time of {counted(n_open, 'mark')} without an end.")
+    columns = header(
+        "mark", ("count", "count"), ("ns", "total", "mean", "p50", "longest"), ("count", "steps"),
+        ("ns", "in steps"), ("count", "tokens"),
+    )  # fmt: skip
+    return Report("Marks", columns, rows, notes)
+
+
+def _inside(marks: Table, steps: Table) -> Int64:
+    """For each mark the number, the time and the tokens of the steps that began in it."""
+    found = np.zeros((len(marks), 3), np.int64)
+    for thread in np.unique(marks["thread"]):
+        of_marks = np.flatnonzero(marks["thread"] == thread)
+        of_steps = steps.rows(steps["thread"] == thread)
+        of_steps = of_steps.rows(np.argsort(of_steps["begin"], kind="stable"))
+        first, end = steps_inside(marks.rows(of_marks), of_steps["begin"])
+        dur = of_steps["end"] - of_steps["begin"]
+        columns = np.stack([np.ones(len(of_steps), np.int64), dur, of_steps["n_tokens"]], axis=1)
+        sums = np.concatenate([np.zeros((1, 3), np.int64), np.cumsum(columns, axis=0)])
+        found[of_marks] = sums[end] - sums[first]
+    return found
+
+
+def _memory(session: Session) -> Report:
+    latest = {memory.ctx: memory for memory in session.memory}
+    rows: list[list[Cell]] = [
+        [ctx, use.buffer, use.model, use.context, use.compute]
+        for ctx, memory in sorted(latest.items())
+        for use in memory.buffers
+    ]
     figures: Figures = {}
-    if len(latest) > 1:
-        notes.append("Contexts of one model share its weights.")
+    notes = ["Contexts of one model share its weights."] if len(latest) > 1 else []
     for ctx in sorted(latest):
         if caches := _fullest(session, ctx):
             n_bytes = sum(n for n, _, _ in caches.values())
             figures[f"bytes used of context {ctx}"] = (n_bytes, "bytes")
             for cache, (_, used, size) in sorted(caches.items()):
                 of = f"context {ctx}" + (f", cache {cache}" if len(caches) > 1 else "")
-                figures |= {
-                    f"cells used of {of}": (used, "count"),
-                    f"cells of {of}": (size, "count"),
-                }
+                figures[f"cells used of {of}"] = (used, "count")
+                figures[f"cells of {of}"] = (size, "count")
             cells = " and ".join(f"{used:,} of {size:,} cells" for _, used, size in caches.values())
             notes.append(f"Context {ctx} used at most {cells} ({shown(n_bytes, 'bytes')}).")
     if rss := max((memory.rss for memory in session.memory), default=0):
         figures["resident"] = (rss, "bytes")
         notes.append(f"The whole process had up to {shown(rss, 'bytes')} resident.")
-    uses = ("weights", "KV cache, state", "compute")
-    columns = [Column("Context", "id"), Column("buffer"), *(Column(n, "bytes") for n in uses)]
+    columns = header(
+        ("id", "Context"), "buffer", ("bytes", "weights", "KV cache, state", "compute")
+    )
     return Report("Memory", columns, rows, notes, figures=figures)
 
 

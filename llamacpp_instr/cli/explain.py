@@ -167,8 +167,7 @@ def compare(
     log are one LOG. Several logs of a MODEL are several runs of it, whose steps count together; the
     noise is estimated from all of them. Each model is compared with the first.
     """
-    from llamacpp_instr.converters.analyses.compare import compute_comparison
-    from llamacpp_instr.converters.analyses.compare.pictures import draw_comparison
+    from llamacpp_instr.converters.analyses.compare import compute_comparison, draw_comparison
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.run import compare
 
@@ -243,24 +242,21 @@ def values(logs: Logs = several_logs("LOG [OTHER]"), output: cli.ReportOutput = 
     prompt: `instr run MODEL --stats PATTERN`. LOG is a file, plain or compressed (.gz,
     .zst), or - for standard input; the parts of a rotated log are one.
     """
-    from llamacpp_instr.converters.analyses import value_comparison
-    from llamacpp_instr.converters.analyses.values import compute_values
+    from llamacpp_instr.converters.analyses import values as values_of
 
     output.check(*logs.names)
     sessions = logs.sessions()
     if len(sessions) > 2:
         raise UsageError(f"{len(sessions)} sessions are given; values compares two")
     compares = len(sessions) == 2
-    reports = (
-        value_comparison.compare_values(*sessions) if compares else [compute_values(sessions[0])]
-    )
+    if compares:
+        reports = values_of.compare_values(*sessions)
+    else:
+        reports = [values_of.compute_values(sessions[0])]
     charts = []
     if output.form == "html":
-        charts = (
-            value_comparison.map_shifts(*sessions)
-            if compares
-            else value_comparison.map_values(sessions[0])
-        )
+        draw = values_of.map_shifts if compares else values_of.map_values
+        charts = draw(*sessions)
     output.write(reports, charts=charts)
 
 
@@ -328,7 +324,7 @@ def roofline(
     - for standard input. The parts of a rotated log are one session; other logs are shown one after
     the other.
     """
-    from llamacpp_instr.converters.analyses.roofline import roofline as compute_roofline
+    from llamacpp_instr.converters.analyses.probe import roofline as compute_roofline
     from llamacpp_instr.prediction.probe.file import read_probe
 
     output.check(*logs.names, machine)
@@ -392,7 +388,7 @@ def predict(
 
     MODEL is a GGUF file, the first part of a split model, or demo for the demo model.
     """
-    from llamacpp_instr.converters.analyses.predict import predict_reports
+    from llamacpp_instr.converters.analyses.probe import predict_reports
     from llamacpp_instr.lab.quantize.plan import parse_file_type
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.prediction.model import kernel_model

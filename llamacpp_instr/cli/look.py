@@ -86,8 +86,12 @@ def stats(
     (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are
     shown one after the other.
     """
-    from llamacpp_instr.converters.analyses.stats import compute_stats
-    from llamacpp_instr.converters.analyses.stats_keys import layer_filter, op_filter, where_filter
+    from llamacpp_instr.converters.analyses.stats import (
+        compute_stats,
+        layer_filter,
+        op_filter,
+        where_filter,
+    )
     from llamacpp_instr.report.report import arrange
 
     output.check(*logs.names)

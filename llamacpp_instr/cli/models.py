@@ -16,7 +16,7 @@ from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import Logs, is_model
 
 if TYPE_CHECKING:
-    from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory
+    from llamacpp_instr.converters.analyses.memory import ContextMemory
     from llamacpp_instr.converters.analyses.stored_weights import StoredModel
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.session import Session
@@ -104,7 +104,7 @@ def inspect(
     charts = []
     if output.form == "html" and file.weights:
         # it draws with NumPy, which the headers do not need
-        from llamacpp_instr.converters.analyses.memory.pictures import chart_bits_by_layer
+        from llamacpp_instr.converters.analyses.memory import chart_bits_by_layer
         from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 
         charts.append(chart_bits_by_layer(stored_in_file(file).tensors))
@@ -181,8 +181,12 @@ def memory(
     file, plain or compressed, or - for standard input. The parts of a rotated log are one session;
     other logs are shown one after the other.
     """
-    from llamacpp_instr.converters.analyses.memory import joined_tensors, shortened
-    from llamacpp_instr.converters.analyses.memory.pictures import chart_bits_by_layer, draw_memory
+    from llamacpp_instr.converters.analyses.memory import (
+        chart_bits_by_layer,
+        draw_memory,
+        joined_tensors,
+        shortened,
+    )
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.report.report import named_by
 
@@ -216,8 +220,7 @@ def memory(
 
 
 def _memory_of_model(name: str, options: ContextOptions, mmap: bool, room: int | None) -> Shown:
-    from llamacpp_instr.converters.analyses.memory import compression_reports
-    from llamacpp_instr.converters.analyses.memory.report_of_context import ContextMemory
+    from llamacpp_instr.converters.analyses.memory import ContextMemory, compression_reports
     from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.recording.memory.breakdown import machine_memory
@@ -236,8 +239,7 @@ def _memory_of_model(name: str, options: ContextOptions, mmap: bool, room: int |
 
 
 def _memory_of_session(session: Session) -> list[Shown]:
-    from llamacpp_instr.converters.analyses.memory import compression_reports
-    from llamacpp_instr.converters.analyses.memory.report_of_context import recorded_memory
+    from llamacpp_instr.converters.analyses.memory import compression_reports, recorded_memory
     from llamacpp_instr.converters.analyses.stored_weights import recorded_file, stored_in_log
 
     if not session.tensors:

@@ -193,7 +193,7 @@ def complete_names(_ctx: click.Context, param: click.Parameter, typed: str) -> l
     names: Iterable[str]
     separator = ","
     if param.name == "by":
-        from llamacpp_instr.converters.analyses.stats_keys import BYS as names
+        from llamacpp_instr.converters.analyses.stats import BYS as names
     elif param.name == "ops":
         from llamacpp_instr.log.graph.words import OPS as names
     elif param.name == "types":

@@ -68,7 +68,7 @@ def quantize(
     or F32, the first part of a split model, or demo for the demo model. A table lists the size of
     each file, and the tensors that could not get the intended type.
     """
-    from llamacpp_instr.converters.analyses.quantization import list_tensors, quantization_reports
+    from llamacpp_instr.converters.analyses.quality import list_tensors, quantization_reports
     from llamacpp_instr.lab.quantize.plan import QuantizeOptions, parse_tensor_type, quantized_paths
     from llamacpp_instr.lab.quantize.runner import Quantizer
     from llamacpp_instr.model.file import load_model_file
@@ -146,8 +146,7 @@ def quality(
     of llama-perplexity. A model is a GGUF file, or demo for the demo model.
     """
     from llamacpp_instr.converters.analyses import quality as analysis
-    from llamacpp_instr.converters.analyses.error_charts import draw_errors
-    from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
+    from llamacpp_instr.converters.analyses.weights import draw_errors, weight_error_reports
     from llamacpp_instr.lab.quality.logits import OutputOptions, check_comparison, compare_outputs
     from llamacpp_instr.lab.weights.error import Sums
     from llamacpp_instr.lab.weights.measure import compute_weight_errors
@@ -282,7 +281,7 @@ def blocks(
     """
     from llamacpp_instr.base.output import check_output, open_output
     from llamacpp_instr.converters.analyses import blocks as reports
-    from llamacpp_instr.converters.analyses.block_heat_map import check_heat_map, write_heat_map
+    from llamacpp_instr.converters.analyses.blocks import check_heat_map, write_heat_map
     from llamacpp_instr.lab.weights import blocks as weights
     from llamacpp_instr.lab.weights.statistics import compute_block_stats
     from llamacpp_instr.model.file import load_model_file
@@ -380,8 +379,11 @@ def weights(
 def _report_weights(
     file: ModelFile, original: ModelFile | None, reader: WeightReader, output: cli.ReportOutput
 ) -> None:
-    from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
-    from llamacpp_instr.converters.analyses.weights import weight_maps, weight_reports
+    from llamacpp_instr.converters.analyses.weights import (
+        weight_error_reports,
+        weight_maps,
+        weight_reports,
+    )
     from llamacpp_instr.lab.weights.measure import compute_weight_errors
 
     with progress_bar(f"Reading {file.path}") as on_progress:

@@ -17,7 +17,7 @@ from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.base.output import check_not_input, check_output
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import progress_bar
-from llamacpp_instr.converters.analyses.compare.candidate import (
+from llamacpp_instr.converters.analyses.compare import (
     Candidate,
     check_recorded,
     recorded_memory,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from llamacpp_instr.converters.analyses import block_heat_map
+from llamacpp_instr.converters.analyses import blocks
 from llamacpp_instr.converters.analyses.blocks import _columns, _span, histogram_report, number
 from llamacpp_instr.converters.analyses.weights import weight_maps
 from llamacpp_instr.lab.weights.blocks import CodeRange
@@ -227,7 +227,7 @@ def test_spans_and_numbers_in_words() -> None:
 
 def axes_of(stats: BlockStats) -> Any:
     figure = Figure()
-    block_heat_map._draw(figure, stats, "viridis")
+    blocks._draw(figure, stats, "viridis")
     return figure
 
 
@@ -260,7 +260,7 @@ def test_a_picture_names_its_axes_and_units(model: Path, tmp_path: Path) -> None
 )  # fmt: skip
 def test_a_picture_has_notes(rows: int, subs: int, n_sub: int, bad: bool, said: str) -> None:
     cells = np.array([[1.0, np.nan if bad else 2.0]])
-    assert block_heat_map._notes(Grid(cells, rows, subs, 1, 2), "mean", n_sub) == said
+    assert blocks._notes(Grid(cells, rows, subs, 1, 2), "mean", n_sub) == said
 
 
 # --- maps of weights ---

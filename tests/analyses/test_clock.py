@@ -15,8 +15,11 @@ from llamacpp_instr.converters.analyses.clock import (
     clock_sentences,
     compute_clock,
 )
-from llamacpp_instr.converters.analyses.findings import compute_findings, find_causes
-from llamacpp_instr.converters.analyses.findings.facts import Facts, gather_facts
+from llamacpp_instr.converters.analyses.findings import (
+    Facts,
+    compute_findings,
+    find_causes,
+)
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session
@@ -73,7 +76,7 @@ def test_a_session_without_steps_has_no_time(tmp_path: Path) -> None:
     report = clock_report(found, [])
     assert (report.rows, report.notes) == ([], [])
     assert clock_sentences(report, 0) == []
-    assert find_causes(gather_facts(Account(session, steps))) == []
+    assert find_causes(Facts(Account(session, steps))) == []
 
 
 @pytest.mark.parametrize(
@@ -135,7 +138,7 @@ def test_what_somebody_waited_for(
 
 
 def facts_of(session: Session, **of: Any) -> Facts:
-    return gather_facts(Account(session, counted_steps(session)[0]), **of)
+    return Facts(Account(session, counted_steps(session)[0]), **of)
 
 
 def threaded(path: Path, threads: int) -> Session:
@@ -167,7 +170,7 @@ def test_facts_have_the_kernels_of_the_first_thread_in_steps_that_count(tmp_path
     assert facts.step_time == 1000
     assert facts.computes["phase"].tolist() == ["prefill"]
     assert facts.requests == find_requests(session)[1]
-    nothing = gather_facts(Account(session, session.steps.rows(session.steps["step"] < 0)))
+    nothing = Facts(Account(session, session.steps.rows(session.steps["step"] < 0)))
     assert (nothing.account.ops, nothing.step_time, nothing.n_threads) == ([], 1, 0)
     assert compute_findings(nothing).rows == []
 

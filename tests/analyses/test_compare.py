@@ -13,12 +13,20 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.compare import compute_comparison
-from llamacpp_instr.converters.analyses.compare.candidate import Candidate
-from llamacpp_instr.converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
-from llamacpp_instr.converters.analyses.compare.rows import Pair, Row, more_or_fewer
+from llamacpp_instr.converters.analyses.compare import (
+    Candidate,
+    Pair,
+    Row,
+    compute_comparison,
+    more_or_fewer,
+)
 from llamacpp_instr.converters.analyses.diff import compute_diff
-from llamacpp_instr.converters.analyses.step_times import StepTimes
+from llamacpp_instr.converters.analyses.step_times import (
+    PhaseUses,
+    StepTimes,
+    Use,
+    compute_use_times,
+)
 from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.log.reader import read_events as typed_events

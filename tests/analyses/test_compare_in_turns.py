@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from llamacpp_instr.converters.analyses.compare import compute_comparison
-from llamacpp_instr.converters.analyses.compare.candidate import Candidate, recorded_model
-from llamacpp_instr.converters.analyses.compare.rows import Pair
+from llamacpp_instr.converters.analyses.compare import (
+    Candidate,
+    Pair,
+    compute_comparison,
+    recorded_model,
+)
 from llamacpp_instr.converters.analyses.stored_weights import stored_in_log
 from llamacpp_instr.log import schema as s
 from tests.kit.reports import session_of

@@ -11,26 +11,28 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.compare import compute_comparison
-from llamacpp_instr.converters.analyses.compare.candidate import (
+from llamacpp_instr.converters.analyses.compare import (
     Candidate,
-    bits_per_weight,
-    check_recorded,
-    recorded_model,
-    short_names,
-)
-from llamacpp_instr.converters.analyses.compare.op_times import PhaseUses, Use, compute_use_times
-from llamacpp_instr.converters.analyses.compare.rows import (
     Pair,
     Row,
     Side,
     arrow,
+    bits_per_weight,
+    check_recorded,
+    compute_comparison,
     faster_or_slower,
     more_or_fewer,
+    recorded_model,
+    short_names,
     sqnr_words,
 )
 from llamacpp_instr.converters.analyses.noise import Ratio
-from llamacpp_instr.converters.analyses.step_times import StepTimes
+from llamacpp_instr.converters.analyses.step_times import (
+    PhaseUses,
+    StepTimes,
+    Use,
+    compute_use_times,
+)
 from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
 from llamacpp_instr.lab.weights.error import Sums, WeightError
 from llamacpp_instr.log import schema as s
@@ -117,7 +119,7 @@ def test_words_of_rows() -> None:
     assert arrow("Q8_0", "Q4_K") == "Q8_0 → Q4_K"
 
     def row(a: float | None, b: float | None) -> Row:
-        sides = [Side("", 4, 1.0, db) for db in (a, b)]
+        sides = [Side("", 4, db) for db in (a, b)]
         return Row("w", 0, *sides, {})
 
     assert sqnr_words(row(None, 3.0)) is None
@@ -125,8 +127,8 @@ def test_words_of_rows() -> None:
     assert sqnr_words(row(46.12, 22.28)) == "46.1 → 22.3"
     assert sqnr_words(row(math.inf, 22.28)) == "22.3"
     assert sqnr_words(row(math.inf, math.inf)) == "∞"
-    assert Row("w", 0, Side("", 4, 1.0, None), Side("", 3, 1.0, None), {}).change == -0.25
-    assert Row("w", 0, Side("", 0, 1.0, None), Side("", 3, 1.0, None), {}).change == 0
+    assert Row("w", 0, Side("", 4, None), Side("", 3, None), {}).change == -0.25
+    assert Row("w", 0, Side("", 0, None), Side("", 3, None), {}).change == 0
     assert more_or_fewer(0.01) == "1 % more bytes"
     assert more_or_fewer(0.0099) == "0.99 % more bytes"
 

@@ -10,14 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses import error_charts
-from llamacpp_instr.converters.analyses.compare import pictures
-from llamacpp_instr.converters.analyses.compare.candidate import (
-    Candidate,
-    recorded_memory,
-    recorded_model,
-)
-from llamacpp_instr.converters.analyses.compare.op_times import median_of_sessions
+from llamacpp_instr.converters.analyses import compare, weights
+from llamacpp_instr.converters.analyses.compare import Candidate, recorded_memory, recorded_model
+from llamacpp_instr.converters.analyses.step_times import median_of_sessions
 from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor
 from llamacpp_instr.lab.weights.error import Sums, WeightError
 from llamacpp_instr.log import schema as s
@@ -101,9 +96,9 @@ def test_the_time_of_a_side_in_turns_is_the_geometric_mean_of_its_sessions() -> 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the charts of lines and points are given, in place of the charts."""
     found: list[tuple[Any, ...]] = []
-    for module in (pictures, error_charts):
+    for module in (compare, weights):
         monkeypatch.setattr(module, "lines_by_layer", lambda *of: found.append(of))
-    monkeypatch.setattr(error_charts, "scatter_size_error", lambda *of: found.append(of))
+    monkeypatch.setattr(weights, "scatter_size_error", lambda *of: found.append(of))
     return found
 
 
@@ -114,7 +109,7 @@ def test_bits_by_layer_have_gaps_where_a_model_lacks_a_layer(
     a = model_of(tensor("blk.0.w", 16), tensor("out.weight", 32))
     b = model_of(tensor("blk.0.w", 8), tensor("blk.2.w", 4))
     reference = Candidate("A", a, is_reference=True)
-    pictures.draw_comparison([reference, Candidate("B", b)])
+    compare.draw_comparison([reference, Candidate("B", b)])
     ((title, _, names, bits),) = drawn
     assert title == "Bits per weight by layer"
     assert names == ["0", "2", names[-1]]
@@ -124,9 +119,9 @@ def test_bits_by_layer_have_gaps_where_a_model_lacks_a_layer(
 
 def test_without_steps_no_speed_is_drawn(tmp_path: Path) -> None:
     none = Candidate("none", model_of())
-    assert list(pictures._speeds([none])) == []
+    assert list(compare._speeds([none])) == []
     measured = Candidate("some", model_of(), sessions=[session(tmp_path / "a.log", 100)])
-    (figure,) = pictures._speeds([none, measured])
+    (figure,) = compare._speeds([none, measured])
     assert isinstance(figure, Figure)
     assert figure.title == "Speed, median step"
     assert "prefill, tokens/s" in figure.markup
@@ -138,7 +133,7 @@ def test_errors_by_layer_and_over_the_size(drawn: list[tuple[Any, ...]]) -> None
     """A decibel is a tenth of the logarithm of the ratio of the squares."""
     a = [error_of("x", 0, 1000, 10), error_of("y", 0, 1000, 10), error_of("z", -1, 100, 1)]
     b = [error_of("x", 0, 1000, 1), error_of("y", 3, 1000, 100)]
-    error_charts.draw_errors({"A": a, "B": b})
+    weights.draw_errors({"A": a, "B": b})
     (_, _, names, lines), (_, _, _, points) = drawn
     assert names[:2] == ["0", "3"]
     assert lines["A"][0::2] == pytest.approx([20, 20])
@@ -148,9 +143,9 @@ def test_errors_by_layer_and_over_the_size(drawn: list[tuple[Any, ...]]) -> None
         ("B", 2, pytest.approx(math.sqrt(101 / 2000))),
     ]
     drawn.clear()
-    assert error_charts.draw_errors({}) == []
+    assert weights.draw_errors({}) == []
     assert drawn == []
 
 
 def test_layers_are_in_order_and_no_layer_is_last() -> None:
-    assert error_charts.layers_of([3, -1, 0, 3, 10, 1]) == [0, 1, 3, 10, -1]
+    assert weights.layers_of([3, -1, 0, 3, 10, 1]) == [0, 1, 3, 10, -1]

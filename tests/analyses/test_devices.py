@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamacpp_instr.converters.analyses.findings import find_causes
-from llamacpp_instr.converters.analyses.findings.facts import gather_facts
+from llamacpp_instr.converters.analyses.findings import Facts, find_causes
 from llamacpp_instr.converters.analyses.stats import compute_stats
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tree import build_tree
@@ -161,7 +160,7 @@ def test_waiting_for_a_device_is_not_waiting_for_threads() -> None:
     assert sum(int(of.gap.sum()) for of in session.ops if of.gap is not None) > 0.5 * whole
     steps, _ = counted_steps(session)
     assert "waiting-threads" not in {
-        cause.rule for cause in find_causes(gather_facts(Account(session, steps)))
+        cause.rule for cause in find_causes(Facts(Account(session, steps)))
     }
 
 

@@ -16,11 +16,9 @@ from hypothesis import given, settings
 from scipy import stats
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.diff import VIEWS, Diff, compute_diff
-from llamacpp_instr.converters.analyses.diff.rows import answer
+from llamacpp_instr.converters.analyses.diff import VIEWS, Diff, answer, compute_diff
 from llamacpp_instr.converters.analyses.noise import Ratio
-from llamacpp_instr.converters.analyses.settings import ALIKE, compute_settings
-from llamacpp_instr.converters.analyses.step_times import StepTimes
+from llamacpp_instr.converters.analyses.step_times import ALIKE, StepTimes, compute_settings
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Report

@@ -12,16 +12,13 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr.converters.analyses.clock import compute_clock
-from llamacpp_instr.converters.analyses.findings import find_causes
-from llamacpp_instr.converters.analyses.findings.facts import Finding, gather_facts
-from llamacpp_instr.converters.analyses.findings.rules import RULES
-from llamacpp_instr.converters.analyses.machine import compute_machine
+from llamacpp_instr.converters.analyses.clock import compute_clock, compute_machine
+from llamacpp_instr.converters.analyses.findings import RULES, Facts, Finding, find_causes
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
-from llamacpp_instr.log.steps import Account, counted_steps
+from llamacpp_instr.log.steps import Account, counted_steps, disturbed_steps
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction.probe.file import Bandwidth, Probe, read_probe
@@ -41,7 +38,7 @@ REPACKED = {"held-twice", "no-interleaved-kernel"}
 
 
 def causes(session: Session, probe: Probe | None = None) -> dict[str, Finding]:
-    found = find_causes(gather_facts(Account(session, counted_steps(session)[0]), probe))
+    found = find_causes(Facts(Account(session, counted_steps(session)[0]), probe))
     return {finding.rule: finding for finding in found}
 
 
@@ -255,10 +252,10 @@ def test_the_five_that_cost_most_are_told_the_costliest_first(tmp_path: Path) ->
     shares = [row[1] for row in report.rows]
     assert len(shares) == 5
     assert shares == sorted(shares, reverse=True)
-    facts = gather_facts(Account(session, counted_steps(session)[0]))
-    every = {rule(facts) for rule in RULES} - {None}
+    facts = Facts(Account(session, counted_steps(session)[0]))
+    every = [cause for _, _, rule in RULES if (cause := rule(facts))]
     assert len(every) > 5
-    assert min(shares) >= sorted(of.share for of in every if of)[-5]
+    assert min(shares) >= sorted(share for _, share, _ in every)[-5]
 
 
 def _made(tmp_path: Path, **machine: int) -> Session:
@@ -294,7 +291,7 @@ def test_the_share_that_was_taken_is_the_delay_that_others_can_have_caused(
     assert found is not None
     assert found.share == pytest.approx(share)
     assert found.switches == 3 * len(steps)
-    assert (found.disturbed == len(steps)) is (share > 0.05)
+    assert disturbed_steps(session, steps).all() == (share > 0.05)
     assert ("disturbed-machine" in causes(session)) is (share > 0.05)
     recorder = by_title(compute_summary(session))["Recorder"]
     assert any("Other work had the CPU" in note for note in recorder.notes) is (share > 0.05)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.converters.analyses.machine import Machine, compute_machine, machine_notes
+from llamacpp_instr.converters.analyses.clock import Machine, compute_machine, machine_notes
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.steps import TICK, counted_steps, taken_share
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch
 
 MS = 10**6
-QUIET = Machine(cpus=4, switches=3, taken=5, cpu=95, load=None, running=None, steal=0, disturbed=0)
+QUIET = Machine(cpus=4, switches=3, taken=5, cpu=95, load=None, steal=0)
 
 
 def test_the_sentence_says_what_is_known() -> None:
@@ -36,7 +36,7 @@ def test_more_than_a_twentieth_is_disturbed() -> None:
 
 
 def test_disturbed_logs_of_a_side_are_told_together() -> None:
-    busy = replace(QUIET, taken=30, cpu=70, load=1.0, running=2.0, steal=1)
+    busy = replace(QUIET, taken=30, cpu=70, load=1.0, steal=1)
     other = replace(busy, taken=10, cpu=90, switches=4, load=3.0, steal=9)
     end = "Its noise includes that; record it again on an idle machine."
     assert machine_notes([("A", [QUIET, None]), ("B", [])]) == []
@@ -88,12 +88,10 @@ def test_figures_are_sums_over_the_intervals_that_count(tmp_path: Path) -> None:
     found = machine_of(tmp_path / "a.log", *intervals)
     assert found is not None
     assert (found.cpus, found.switches, found.taken, found.cpu) == (2, 7, 10 * MS, 80 * MS)
-    assert (found.load, found.running, found.steal) == (1.5, 2.5, 0)
-    # a fifth of the first step's time, nothing of the second's
-    assert found.disturbed == 1
+    assert (found.load, found.steal) == (1.5, 0)
     unknown = machine_of(tmp_path / "b.log", machine(150, 100))
     assert unknown is not None
-    assert (unknown.load, unknown.running) == (None, None)
+    assert unknown.load is None
     assert machine_of(tmp_path / "c.log", machine(150, 100, delay=None)) is None
     assert machine_of(tmp_path / "d.log") is None
     session = session_of(tmp_path / "e.log", [*Sketch().events, machine(150, 100)])

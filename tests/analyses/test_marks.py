@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr.converters.analyses.marks import compute_marks
-from llamacpp_instr.converters.analyses.stats import compute_stats
-from llamacpp_instr.converters.analyses.stats_keys import NO_MARK
+from llamacpp_instr.converters.analyses.stats import NO_MARK, compute_stats
+from llamacpp_instr.converters.analyses.summary import compute_marks
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
 from tests.kit.made_log import make_log

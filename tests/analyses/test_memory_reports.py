@@ -11,20 +11,16 @@ from matplotlib.figure import Figure
 from llamacpp_instr.converters.analyses.memory import (
     LARGEST,
     MANY_LAYERS,
-    compression_reports,
-    joined_tensors,
-    shortened,
-)
-from llamacpp_instr.converters.analyses.memory.pictures import (
     MOST_LAYERS,
     MOST_TYPES,
-    chart_bits_by_layer,
-)
-from llamacpp_instr.converters.analyses.memory.report_of_context import (
     ContextMemory,
+    chart_bits_by_layer,
+    compression_reports,
     explain_difference,
+    joined_tensors,
     memory_report,
     recorded_memory,
+    shortened,
 )
 from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor
 from llamacpp_instr.log import schema as s

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr.converters.analyses.page import over_time
+from llamacpp_instr.converters.analyses import page
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.report.plain_charts import BINS
@@ -27,7 +27,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the charts are given, in place of the charts."""
     found: list[tuple[Any, ...]] = []
     for name in ("lines_over_time", "areas_over_time", "timed_text"):
-        monkeypatch.setattr(over_time, name, lambda *of, **_: found.append(of))
+        monkeypatch.setattr(page, name, lambda *of, **_: found.append(of))
     return found
 
 
@@ -41,7 +41,7 @@ def first_step(session: Session) -> int:
 
 def test_a_step_is_a_dot_in_its_middle(tmp_path: Path, drawn: list[tuple[Any, ...]]) -> None:
     session = session_of(tmp_path / "a.log", batched_log([PROMPT, *decodes(2)]))
-    list(over_time.speed_over_time(session))
+    list(page.speed_over_time(session))
     ((_, axis, (prefill, decode), span, notes),) = drawn
     begin = first_step(session)
     assert (prefill.name, decode.name) == ("prefill", "decode")
@@ -58,7 +58,7 @@ def test_speeds_that_are_more_than_eightfold_apart_have_a_logarithmic_axis(
     tmp_path: Path, drawn: list[tuple[Any, ...]]
 ) -> None:
     session = session_of(tmp_path / "a.log", batched_log([Batch([(0, 0, 9)]), *decodes(2)]))
-    list(over_time.speed_over_time(session))
+    list(page.speed_over_time(session))
     assert drawn[0][1].logarithmic
 
 
@@ -67,7 +67,7 @@ def test_dots_that_stand_for_several_steps_are_explained(
     more: int, grouped: bool, tmp_path: Path, drawn: list[tuple[Any, ...]]
 ) -> None:
     session = session_of(tmp_path / "a.log", batched_log([PROMPT, *decodes(BINS + more)]))
-    list(over_time.speed_over_time(session))
+    list(page.speed_over_time(session))
     note = f"Each dot is the median of 1/{BINS} of the time, with its range."
     assert drawn[0][4] == [note] * grouped
 
@@ -77,10 +77,10 @@ def test_steps_without_a_duration_have_no_speed(
 ) -> None:
     session = session_of(tmp_path / "a.log", batched_log([PROMPT, *decodes(2)]))
     session.steps["end"][1] = session.steps["begin"][1]
-    list(over_time.speed_over_time(session))
+    list(page.speed_over_time(session))
     assert [len(line.x) for line in drawn[0][2]] == [1, 1]
     session.steps["n_tokens"][:] = 0
-    assert list(over_time.speed_over_time(session)) == []
+    assert list(page.speed_over_time(session)) == []
 
 
 # --- memory ---
@@ -109,7 +109,7 @@ def test_the_weights_of_a_model_count_once(
     t = events[-1].t
     events += [memory(i, t + 10 * i, rss=7, model=100, context=10, compute=1) for i in range(2)]
     session = session_of(tmp_path / "a.log", events)
-    list(over_time.memory_over_time(session))
+    list(page.memory_over_time(session))
     ((_, _, x, kinds, span, line),) = drawn
     assert x.tolist() == [t - session.start.t, t + 10 - session.start.t]
     assert {name: of.tolist() for name, of in kinds.items()} == {
@@ -127,7 +127,7 @@ def test_memory_that_changes_replaces_what_a_context_had(
     events = batched_log([PROMPT])
     t = events[-1].t
     events += [memory(0, t, context=10, compute=5), memory(0, t + 10, context=30, compute=2)]
-    list(over_time.memory_over_time(session_of(tmp_path / "a.log", events)))
+    list(page.memory_over_time(session_of(tmp_path / "a.log", events)))
     (_, _, _, kinds, _, line) = drawn[0]
     assert kinds["KV cache, state"].tolist() == [10, 30]
     assert kinds["compute buffers"].tolist() == [5, 2]
@@ -142,7 +142,7 @@ def test_many_readings_of_one_moment_are_the_last(
     t = events[-1].t - STEP_NS
     # the span is a step, of which a bin is more than 1 ns
     events += [memory(0, t, rss=i + 1, context=i) for i in range(n)]
-    list(over_time.memory_over_time(session_of(tmp_path / "a.log", events)))
+    list(page.memory_over_time(session_of(tmp_path / "a.log", events)))
     (_, _, x, kinds, _, line) = drawn[0]
     assert len(x) == left
     assert kinds["KV cache, state"][-1] == n - 1
@@ -165,7 +165,7 @@ def test_each_cache_has_a_line_of_its_cells(tmp_path: Path, drawn: list[tuple[An
         kv(1, t + 4, 6), kv(2, t + 5, 2, cache=0),
     ]  # fmt: skip
     session = session_of(tmp_path / "a.log", events)
-    list(over_time.cells_over_time(session))
+    list(page.cells_over_time(session))
     ((_, _, lines, span, notes),) = drawn
     assert {line.name: line.middle.tolist() for line in lines} == {
         "context 1, cache 1, of 2,048 cells": [7],
@@ -179,15 +179,15 @@ def test_each_cache_has_a_line_of_its_cells(tmp_path: Path, drawn: list[tuple[An
     assert notes == []
 
 
-@pytest.mark.parametrize("n", [over_time.MOST_LINES, over_time.MOST_LINES + 2])
+@pytest.mark.parametrize("n", [page.MOST_LINES, page.MOST_LINES + 2])
 def test_the_caches_with_the_fewest_cells_are_counted(
     n: int, tmp_path: Path, drawn: list[tuple[Any, ...]]
 ) -> None:
     events = with_contexts([0] * n)
     events += [kv(i, events[-1].t, i + 1) for i in range(n)]
-    list(over_time.cells_over_time(session_of(tmp_path / "a.log", events)))
+    list(page.cells_over_time(session_of(tmp_path / "a.log", events)))
     ((_, _, lines, _, notes),) = drawn
-    most = over_time.MOST_LINES
+    most = page.MOST_LINES
     assert [line.middle[0] for line in lines] == list(range(n, n - most, -1))
     left = n - most
     assert notes == [f"{left} caches with fewer used cells are left out."] * (left > 0)
@@ -195,9 +195,9 @@ def test_the_caches_with_the_fewest_cells_are_counted(
 
 def test_without_memory_and_caches_there_are_no_charts(tmp_path: Path) -> None:
     session = session_of(tmp_path / "a.log", batched_log([PROMPT]))
-    assert list(over_time.memory_over_time(session)) == []
-    assert list(over_time.cells_over_time(session)) == []
-    assert list(over_time.tokens_with_times(session)) == []
+    assert list(page.memory_over_time(session)) == []
+    assert list(page.cells_over_time(session)) == []
+    assert list(page.tokens_with_times(session)) == []
 
 
 # --- tokens ---
@@ -212,12 +212,12 @@ def test_a_passage_for_each_sequence_that_goes_on(
         Batch([(0, 4, 1), (3, 4, 1)], sampled=[(0, 3, "c"), (3, 4, "d")]),
     ]
     session = session_of(tmp_path / "a.log", batched_log(batches))
-    list(over_time.tokens_with_times(session))
+    list(page.tokens_with_times(session))
     ((_, passages, notes),) = drawn
     began = STEP_NS + 10 + 9
     assert [of.pieces for of in passages] == [
         [("a", began), ("c", PERIOD_NS)],
-        [("b" * over_time.MOST_TEXT, began), ("d", PERIOD_NS)],
+        [("b" * page.MOST_TEXT, began), ("d", PERIOD_NS)],
     ]
     headings = [of.heading.rpartition(", from ")[0] for of in passages]
     assert headings == ["Context 0", "Context 0, sequence 3"]
@@ -229,11 +229,11 @@ def test_of_many_tokens_the_first_and_the_last_are_shown(
     n: int, shown: str, tmp_path: Path, drawn: list[tuple[Any, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(over_time, "MOST_TOKENS", 6)
+    monkeypatch.setattr(page, "MOST_TOKENS", 6)
     batches = [
         Batch([(0, 3 + i, 1) if i else (0, 0, 4)], sampled=[(0, i, "abcdefg"[i])]) for i in range(n)
     ]
-    list(over_time.tokens_with_times(session_of(tmp_path / "a.log", batched_log(batches))))
+    list(page.tokens_with_times(session_of(tmp_path / "a.log", batched_log(batches))))
     ((_, (passage,), notes),) = drawn
     assert "".join(text for text, _ in passage.pieces) == shown
     assert notes[1:] == ["The first and the last 3 of 7 tokens."] * (n > 6)
@@ -246,5 +246,5 @@ def test_tokens_of_steps_that_failed_are_not_shown(
         Batch([(0, 0, 4)], sampled=[(0, 1, "a")], status=1),
         Batch([(0, 0, 4)], sampled=[(0, 1, "b")]),
     ]
-    list(over_time.tokens_with_times(session_of(tmp_path / "a.log", batched_log(batches))))
+    list(page.tokens_with_times(session_of(tmp_path / "a.log", batched_log(batches))))
     assert [[text for text, _ in of.pieces] for of in drawn[0][1]] == [["b"]]

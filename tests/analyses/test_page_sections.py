@@ -19,6 +19,7 @@ from llamacpp_instr.report.report import Column, Report
 from llamacpp_instr.report.tree import Node, Tree
 from tests.kit.batched_log import Batch, batched_log
 from tests.kit.reports import session_of
+from tests.kit.sketched_log import Sketch
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
@@ -186,7 +187,11 @@ def test_the_first_figures_of_a_session_are_those_that_it_has() -> None:
     assert list(page._first_figures({}, None)) == []
     nothing = {"Speed": Report("Speed", columns, [])}
     assert list(page._first_figures(nothing, Report("Memory", [], []))) == []
-    assert list(page._tiles([])) == []
+
+
+def test_a_session_without_figures_has_no_tiles(tmp_path: Path) -> None:
+    session = session_of(tmp_path / "a.log", Sketch().events)
+    assert "" not in [of.title for of in page.compute_page([session])[1]]
 
 
 def test_sessions_side_by_side_have_the_figures_of_all() -> None:

@@ -12,9 +12,14 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.error_charts import draw_errors, layer_names, layers_of
-from llamacpp_instr.converters.analyses.quality import compute_quality, draw_divergence, short_names
-from llamacpp_instr.converters.analyses.quantization import list_tensors, quantization_reports
+from llamacpp_instr.converters.analyses.quality import (
+    compute_quality,
+    draw_divergence,
+    list_tensors,
+    quantization_reports,
+    short_names,
+)
+from llamacpp_instr.converters.analyses.weights import draw_errors, layer_names, layers_of
 from llamacpp_instr.lab.quality import logits
 from llamacpp_instr.lab.quality.divergence import SHARES, Divergence, Estimate, Outputs
 from llamacpp_instr.lab.quality.logits import OutputOptions, check_comparison

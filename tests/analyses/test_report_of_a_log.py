@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from llamacpp_instr.converters.analyses.memory import compression_reports
-from llamacpp_instr.converters.analyses.memory.report_of_context import (
+from llamacpp_instr.converters.analyses.memory import (
     ContextMemory,
+    compression_reports,
     memory_report,
     recorded_memory,
 )

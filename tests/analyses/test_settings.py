@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr.converters.analyses.settings import (
+from llamacpp_instr.converters.analyses.step_times import (
     ALIKE,
     MODEL_FACTS,
     compute_settings,

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.stats import compute_stats
-from llamacpp_instr.converters.analyses.stats_keys import (
+from llamacpp_instr.converters.analyses.stats import (
     BYS,
     OF_STEP,
+    compute_stats,
     layer_filter,
     op_filter,
     parse_by,

@@ -14,16 +14,17 @@ from llamacpp_instr.converters.analyses.requests import (
     concurrency,
     waits_of,
 )
-from llamacpp_instr.converters.analyses.stats import compute_stats, thread_report
-from llamacpp_instr.converters.analyses.stats_keys import (
+from llamacpp_instr.converters.analyses.stats import (
     BYS,
     NO_MARK,
     NONE_KNOWN,
     SEVERAL,
+    compute_stats,
     layer_filter,
     op_filter,
     parse_by,
     step_values,
+    thread_report,
     where_filter,
 )
 from llamacpp_instr.log import schema as s

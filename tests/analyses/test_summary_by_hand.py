@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses import summary
-from llamacpp_instr.converters.analyses.probe import busy_note, probe_reports
-from llamacpp_instr.converters.analyses.roofline import roofline
+from llamacpp_instr.converters.analyses.probe import busy_note, probe_reports, roofline
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.prediction.probe.file import Bandwidth, Kernel

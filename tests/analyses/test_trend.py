@@ -16,9 +16,8 @@ import pytest
 from scipy import stats
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.diff import compute_diff
-from llamacpp_instr.converters.analyses.diff.rows import Diff
-from llamacpp_instr.converters.analyses.diff.trend import compute_trend, letters
+from llamacpp_instr.converters.analyses.diff import Diff, compute_diff, letters
+from llamacpp_instr.converters.analyses.diff.trend import compute_trend
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import load_session
 from tests.conftest import read_events

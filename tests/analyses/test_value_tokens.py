@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.converters.analyses.value_tokens import (
+from llamacpp_instr.converters.analyses.values import (
     Computed,
     Piece,
     computed_tokens,

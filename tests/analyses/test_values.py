@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.value_comparison import (
+from llamacpp_instr.converters.analyses.values import (
+    MOST_TEXT,
+    Computed,
+    Piece,
+    Read,
+    Spread,
     compare_values,
+    compute_values,
     map_shifts,
     map_values,
-    shift_of,
-)
-from llamacpp_instr.converters.analyses.value_tokens import MOST_TEXT, Computed, Piece, same_tokens
-from llamacpp_instr.converters.analyses.values import (
-    Read,
-    compute_values,
-    joined,
     name_of,
+    same_tokens,
+    shift_of,
     values_of,
 )
 from llamacpp_instr.log import schema as s
@@ -59,7 +60,7 @@ def test_pieces_together_are_numpys_figures_of_the_whole(pieces: list[list[float
     arrays = [np.array(piece, np.float64) for piece in pieces]
     whole = np.concatenate(arrays)
     finite = whole[np.isfinite(whole)]
-    of = joined([read(array) for array in arrays])
+    of = Spread([read(array) for array in arrays])
     assert (of.n, of.nan, of.inf) == (len(whole), np.isnan(whole).sum(), np.isinf(whole).sum())
     assert of.zero == (whole == 0).sum()
     if not len(finite):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.weight_errors import weight_error_reports
+from llamacpp_instr.converters.analyses.weights import weight_error_reports
 from llamacpp_instr.lab.weights.error import SAMPLE, Sums, WeightError
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.model.file import load_model_file

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.roofline import roofline
-from llamacpp_instr.converters.analyses.stats import compute_stats
-from llamacpp_instr.converters.analyses.stats_keys import OF_KERNEL, OF_STEP
+from llamacpp_instr.converters.analyses.probe import roofline
+from llamacpp_instr.converters.analyses.stats import OF_KERNEL, OF_STEP, compute_stats
 from llamacpp_instr.converters.analyses.step_times import StepTimes
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tree import build_tree

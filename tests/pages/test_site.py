@@ -42,8 +42,8 @@ def test_a_page_loads_only_files_of_the_site(site: Path) -> None:
 
 def test_a_link_to_source_code_is_plain_text(site: Path) -> None:
     text = (site / "reference" / "findings.html").read_text(encoding="utf-8")
-    assert "rules.py" in text
-    assert "rules.py)" in text
+    assert "findings.py" in text
+    assert "findings.py)" in text
     assert '.py"' not in text
 
 

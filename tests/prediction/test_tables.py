@@ -12,8 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.predict import predict_reports
-from llamacpp_instr.converters.analyses.probe import busy_note, probe_reports
+from llamacpp_instr.converters.analyses.probe import busy_note, predict_reports, probe_reports
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan, TensorPlan
 from llamacpp_instr.lab.weights.measure import LeafWeights
 from llamacpp_instr.llama.engine import ContextOptions

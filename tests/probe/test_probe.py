@@ -16,8 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.probe import busy_note
-from llamacpp_instr.converters.analyses.roofline import roofline
+from llamacpp_instr.converters.analyses.probe import busy_note, roofline
 from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import load_session
@@ -91,7 +90,7 @@ def test_every_row_compares_its_sums_with_the_roofs_of_its_threads_tokens_and_me
 ) -> None:
     """Computes of two threads read 7 MB; a prefill has 5 tokens, a decode 1."""
     drawn: list[Any] = []
-    module = "llamacpp_instr.converters.analyses.roofline.roofline_chart"
+    module = "llamacpp_instr.converters.analyses.probe.roofline_chart"
     monkeypatch.setattr(module, lambda *of: drawn.append(of))
     session = load_session(LOG)
     probe = replace(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.converters.analyses.quantization import quantization_reports
+from llamacpp_instr.converters.analyses.quality import quantization_reports
 from llamacpp_instr.lab.quantize.plan import (
     ALIASES,
     WRITABLE,

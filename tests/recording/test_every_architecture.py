@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.converters.analyses.findings import find_causes
-from llamacpp_instr.converters.analyses.findings.facts import gather_facts
+from llamacpp_instr.converters.analyses.findings import Facts, find_causes
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
@@ -68,7 +67,7 @@ def test_no_finding_fires_where_none_was_provoked(logs: Path) -> None:
     for log in logs.glob("*.log"):
         session = load_session(log)
         probe = probe_of_caches(session.start.host.cpu)
-        causes = find_causes(gather_facts(Account(session, counted_steps(session)[0]), probe))
+        causes = find_causes(Facts(Account(session, counted_steps(session)[0]), probe))
         fired |= {(log.name, finding.rule) for finding in causes}
     assert {(name, rule) for name, rule in fired if rule != "disturbed-machine"} == set()
 

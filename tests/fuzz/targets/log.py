@@ -16,18 +16,17 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import printable
-from llamacpp_instr.converters.analyses.compare import compute_comparison
-from llamacpp_instr.converters.analyses.compare.candidate import (
+from llamacpp_instr.converters.analyses import memory as held
+from llamacpp_instr.converters.analyses.compare import (
     Candidate,
+    compute_comparison,
     recorded_memory,
     recorded_model,
     short_names,
 )
-from llamacpp_instr.converters.analyses.diff import VIEWS, compute_diff
-from llamacpp_instr.converters.analyses.diff.sides import KEYS
+from llamacpp_instr.converters.analyses.diff import KEYS, VIEWS, compute_diff
 from llamacpp_instr.converters.analyses.diff.trend import compute_trend
 from llamacpp_instr.converters.analyses.memory import compression_reports, joined_tensors, shortened
-from llamacpp_instr.converters.analyses.memory import report_of_context as held
 from llamacpp_instr.converters.analyses.ops import ops_of_log
 from llamacpp_instr.converters.analyses.page import compute_page
 from llamacpp_instr.converters.analyses.stats import By, compute_stats

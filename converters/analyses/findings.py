@@ -1,16 +1,97 @@
-"""The rules: each looks for one cause of a slow session and returns it, or None."""
+"""What made a session slow, in words: at most five findings, the costliest first.
+
+Invariant: a finding is silent unless its own figure in the log exceeds a limit that its rule names.
+Nothing is guessed from the machine's name.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from llamacpp_instr.converters.analyses.findings.facts import Facts, Finding
-from llamacpp_instr.log.steps import device_times
+from llamacpp_instr.converters.analyses.clock import compute_clock, compute_machine
+from llamacpp_instr.converters.analyses.tables import header
+from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.session import Table
+from llamacpp_instr.log.steps import Account, device_times
 from llamacpp_instr.model.types import BY_NAME, GgmlType
-from llamacpp_instr.report.report import shown
+from llamacpp_instr.prediction.probe.file import Probe
+from llamacpp_instr.report.report import Cell, Figures, Report, shown
+
+MOST = 5
+BUSY = 0.5
+"""load for each CPU, from which on a probe is not used"""
+
+
+class Finding(NamedTuple):
+    """One cause, with its figure."""
+
+    rule: str
+    """a name that does not change"""
+    what: str
+    share: float
+    of: str
+    """what the share is of"""
+    advice: str
+
+
+class Facts:
+    """A session and what several rules ask for, computed once; times in ns. `account` is of the
+    steps that count."""
+
+    def __init__(self, account: Account, probe: Probe | None = None) -> None:
+        self.account = account
+        self.session, self.steps = session, steps = account.session, account.steps
+        self.by_time, self.requests = find_requests(session)
+        """`steps` in order of time, as the requests name them"""
+        self.step_time = max(int(account.total.sum()), 1)
+        self.clock = compute_clock(session, steps)
+        self.machine = compute_machine(session, steps)
+        computes = session.computes.rows(np.isin(session.computes["step"], steps["step"]))
+        phases = steps["phase"][list(account.row.values())]
+        self.computes = Table(computes.columns | {"phase": phases})
+        """those of `steps`, with the column `phase`"""
+        self.n_threads = int(computes["n_threads"].max(initial=0))
+        """the most that a compute used"""
+        host = session.start.host
+        self.is_crowded = 0 < host.cores < self.n_threads
+        """whether threads share CPUs, so that what one does takes long because another runs"""
+        disturbed = self.machine is not None and self.machine.is_disturbed
+        self.lacks_cpus = self.is_crowded or disturbed
+        """whether threads share CPUs, with each other or with other work"""
+        # on a busy machine a probe is too low
+        fits = probe and probe.cpu == host.cpu and probe.load <= BUSY * probe.cores
+        self.probe = probe if fits else None
+
+
+def find_causes(facts: Facts) -> list[Finding]:
+    """The findings, the largest share first."""
+    if not len(facts.steps):
+        return []
+    found = [
+        Finding(name, cause[0], cause[1], of, cause[2])
+        for name, of, rule in RULES
+        if (cause := rule(facts)) is not None
+    ]
+    return sorted(found, key=lambda finding: -finding.share)[:MOST]
+
+
+def compute_findings(facts: Facts) -> Report:
+    """The findings as a table; without rows if there are none."""
+    found = find_causes(facts)
+    rows: list[list[Cell]] = [[of.of, of.share, f"{of.what} {of.advice}"] for of in found]
+    figures: Figures = {finding.rule: (finding.share, "fraction") for finding in found}
+    columns = header("Costs", ("fraction", "share"), "why, and what to try")
+    return Report("Findings", columns, rows, figures=figures)
+
+
+# --- the rules ---
+
+Cause: TypeAlias = "tuple[str, float, str] | None"
+"""what happened, its share, and what to try; None below the limit"""
 
 WAITING = 0.2
 """share of the time of the steps"""
@@ -34,36 +115,26 @@ APPLICATION, APPLICATION_NS, APPLICATION_TOKENS = 0.3, 500_000, 10
 _REPACKED = ("CPU_REPACK", "CPU_AARCH64", "AMX")
 
 
-def disturbed_machine(facts: Facts) -> Finding | None:
+def disturbed_machine(facts: Facts) -> Cause:
     """Other work took the CPU (`machine.DISTURBED`)."""
     machine = facts.machine
     if machine is None or not machine.is_disturbed or facts.n_threads > machine.cpus:
         return None
-    return Finding(
-        "disturbed-machine",
-        f"The machine was disturbed: {machine.sentence()}.",
-        machine.share,
-        "the process's CPU time",
-        "Stop the other work, or do not trust these speeds.",
-    )
+    what = f"The machine was disturbed: {machine.sentence()}."
+    return what, machine.share, "Stop the other work, or do not trust these speeds."
 
 
-def too_many_threads(facts: Facts) -> Finding | None:
+def too_many_threads(facts: Facts) -> Cause:
     """More threads than CPUs: at each barrier, the others wait for one that has no CPU."""
-    cpus = facts.session.start.host.cores
-    machine = facts.machine
     if not facts.is_crowded:
         return None
-    return Finding(
-        "too-many-threads",
-        f"{facts.n_threads} threads share {cpus} CPUs, so threads wait for one that has no CPU.",
-        machine.share if machine else 1 - cpus / facts.n_threads,
-        "the process's CPU time",
-        f"Use at most {cpus} threads (n_threads, --threads).",
-    )
+    n, cpus = facts.n_threads, facts.session.start.host.cores
+    what = f"{n} threads share {cpus} CPUs, so threads wait for one that has no CPU."
+    share = facts.machine.share if facts.machine else 1 - cpus / n
+    return what, share, f"Use at most {cpus} threads (n_threads, --threads)."
 
 
-def waiting_threads(facts: Facts) -> Finding | None:
+def waiting_threads(facts: Facts) -> Cause:
     """Thread 0 waits in barriers for the others (WAITING)."""
     if facts.n_threads < 2 or facts.lacks_cpus:
         return None
@@ -79,16 +150,12 @@ def waiting_threads(facts: Facts) -> Finding | None:
     share = waiting / facts.step_time
     if share < WAITING:
         return None
-    return Finding(
-        "waiting-threads",
-        f"Threads wait for each other: thread 0 spent {shown(waiting, 'ns')} in barriers.",
-        share,
-        "the steps' time",
-        f"Try fewer than {facts.n_threads} threads: the kernels are too small to share.",
-    )
+    what = f"Threads wait for each other: thread 0 spent {shown(waiting, 'ns')} in barriers."
+    advice = f"Try fewer than {facts.n_threads} threads: the kernels are too small to share."
+    return what, share, advice
 
 
-def small_batches(facts: Facts) -> Finding | None:
+def small_batches(facts: Facts) -> Cause:
     """Prompts are computed in many small batches (SMALL_BATCH, SPLIT)."""
     begins, dur = facts.by_time["begin"], facts.by_time["end"] - facts.by_time["begin"]
     slow: set[int] = set()
@@ -102,7 +169,6 @@ def small_batches(facts: Facts) -> Finding | None:
             n_tokens += request.prompt
     cost = int(dur[sorted(slow)].sum())
     computes = facts.computes.rows(facts.computes["phase"] == "prefill")
-    allowed = min((min(c.n_batch, c.n_ubatch) for c in facts.session.contexts.values()), default=0)
     step, at, parts = np.unique(computes["step"], return_inverse=True, return_counts=True)
     if not slow and len(step):
         small = (parts[at] >= SPLIT) & (computes["n_tokens"] < SMALL_BATCH)
@@ -110,19 +176,19 @@ def small_batches(facts: Facts) -> Finding | None:
         n_batches, n_tokens = int(small.sum()), int(computes["n_tokens"][small].sum())
     if not cost:
         return None
-    return Finding(
-        "small-batches",
-        f"Prompts are computed in small batches, {n_tokens / n_batches:.0f} tokens at a time; each"
-        " batch reads every weight.",
-        cost / facts.step_time,
-        "the steps' time",
-        "Raise n_batch and n_ubatch (--batch, --ubatch)."
-        if allowed < 2 * n_tokens / n_batches
-        else f"Pass more of a prompt at once: a batch can have {allowed:,} tokens.",
+    each = n_tokens / n_batches
+    what = (
+        f"Prompts are computed in small batches, {each:.0f} tokens at a time; each batch reads"
+        " every weight."
     )
+    allowed = min((min(c.n_batch, c.n_ubatch) for c in facts.session.contexts.values()), default=0)
+    advice = "Raise n_batch and n_ubatch (--batch, --ubatch)."
+    if allowed >= 2 * each:
+        advice = f"Pass more of a prompt at once: a batch can have {allowed:,} tokens."
+    return what, cost / facts.step_time, advice
 
 
-def rebuilt_graphs(facts: Facts) -> Finding | None:
+def rebuilt_graphs(facts: Facts) -> Cause:
     """Decodes build a new graph nearly every time (REBUILT, REBUILT_COST)."""
     computes = facts.computes.rows(np.lexsort((facts.computes["t"], facts.computes["ctx"])))
     decode = computes["phase"] == "decode"
@@ -135,27 +201,27 @@ def rebuilt_graphs(facts: Facts) -> Finding | None:
         return None
     built = ~decodes["reused"]
     costs = decodes["build"] + decodes["alloc"]
-    cost = int(costs.sum())
     if built.mean() < REBUILT:
         return None
     # medians, because a kernel that waits for a CPU makes some decodes many times as long
     usual = np.median(costs[built]) * built.mean()
     if usual < REBUILT_COST * np.median(steps["end"] - steps["begin"]):
         return None
-    sizes = set(steps.tuples("n_seqs", "n_outputs"))
-    return Finding(
-        "rebuilt-graphs",
+    cost = int(costs.sum())
+    what = (
         f"{int(built.sum()):,} of {len(decodes):,} decodes built a new graph, which took"
-        f" {shown(cost, 'ns')}.",
-        cost / facts.step_time,
-        "the steps' time",
-        "Keep the number of sequences and outputs of a batch the same, so that graphs are reused."
-        if len(sizes) > 1
-        else "Batches kept their size: look for adapters or samplers that change between decodes.",
+        f" {shown(cost, 'ns')}."
     )
+    advice = "Batches kept their size: look for adapters or samplers that change between decodes."
+    if len(set(steps.tuples("n_seqs", "n_outputs"))) > 1:
+        advice = (
+            "Keep the number of sequences and outputs of a batch the same, so that graphs are"
+            " reused."
+        )
+    return what, cost / facts.step_time, advice
 
 
-def weights_held_twice(facts: Facts) -> Finding | None:
+def weights_held_twice(facts: Facts) -> Cause:
     """Weights were repacked from a mapped file, whose pages stay in memory too (HELD_TWICE).
     llama.cpp unmaps only what lies before and after the weights that it uses in place."""
     tensors = facts.session.tensors
@@ -164,17 +230,14 @@ def weights_held_twice(facts: Facts) -> Finding | None:
     mapped = any(t.buffer.endswith("_Mapped") for t in tensors)
     if not mapped or not total or repacked / total < HELD_TWICE:
         return None
-    return Finding(
-        "held-twice",
+    what = (
         f"Up to {shown(repacked, 'bytes')} of weights are in memory twice: repacked, and mapped"
-        " from the file.",
-        repacked / total,
-        "the weights' bytes",
-        "If memory is short: load without mmap, or without repacking.",
+        " from the file."
     )
+    return what, repacked / total, "If memory is short: load without mmap, or without repacking."
 
 
-def no_interleaved_kernel(facts: Facts) -> Finding | None:
+def no_interleaved_kernel(facts: Facts) -> Cause:
     """Some types were repacked for faster kernels, and one that costs much was not (NO_KERNEL)."""
     tensors = facts.session.tensors
     repacked = {t.type for t in tensors if t.buffer.startswith(_REPACKED)}
@@ -194,18 +257,15 @@ def no_interleaved_kernel(facts: Facts) -> Finding | None:
     cost = sum(spent[kind].values())
     if not kind or cost / max(total, 1) < NO_KERNEL:
         return None
-    rows = {t.ne[0] for t in tensors if t.type == kind and t.ne and t.name in spent[kind]}
-    best = _interleaved(kind, repacked, rows)
-    return Finding(
-        "no-interleaved-kernel",
+    what = (
         f"Weights of {kind} have no interleaved kernel on this machine;"
-        f" {', '.join(sorted(repacked))} have one.",
-        cost / total,
-        "the kernels' time",
-        f"Quantize these tensors to {best} and compare speed and errors (instr compare)."
-        if best
-        else "No type with one has blocks that divide the rows of these tensors.",
+        f" {', '.join(sorted(repacked))} have one."
     )
+    rows = {t.ne[0] for t in tensors if t.type == kind and t.ne and t.name in spent[kind]}
+    advice = "No type with one has blocks that divide the rows of these tensors."
+    if (best := _interleaved(kind, repacked, rows)) is not None:
+        advice = f"Quantize these tensors to {best} and compare speed and errors (instr compare)."
+    return what, cost / total, advice
 
 
 def _interleaved(kind: str, repacked: set[str], rows: set[int]) -> GgmlType | None:
@@ -219,7 +279,7 @@ def _interleaved(kind: str, repacked: set[str], rows: set[int]) -> GgmlType | No
     return None
 
 
-def cold_start(facts: Facts) -> Finding | None:
+def cold_start(facts: Facts) -> Cause:
     """The first step took much longer than others of its kind, with page faults (COLD)."""
     steps = facts.steps.rows(np.argsort(facts.steps["begin"], kind="stable"))
     faults = steps["minflt"] + steps["majflt"]
@@ -233,18 +293,16 @@ def cold_start(facts: Facts) -> Finding | None:
     extra = int(dur[0] - np.median(dur[alike]))
     if extra / facts.step_time < COLD:
         return None
-    mapped = any(t.buffer.endswith("_Mapped") for t in facts.session.tensors)
-    return Finding(
-        "cold-start",
+    what = (
         f"The first step took {shown(extra, 'ns')} longer than others like it, with"
-        f" {int(steps['minflt'][0]):,} minor and {int(steps['majflt'][0]):,} major page faults.",
-        extra / facts.step_time,
-        "the steps' time",
-        "Run one step before it counts" + (", or load without mmap." if mapped else "."),
+        f" {int(steps['minflt'][0]):,} minor and {int(steps['majflt'][0]):,} major page faults."
     )
+    mapped = any(t.buffer.endswith("_Mapped") for t in facts.session.tensors)
+    advice = "Run one step before it counts" + (", or load without mmap." if mapped else ".")
+    return what, extra / facts.step_time, advice
 
 
-def costly_sampling(facts: Facts) -> Finding | None:
+def costly_sampling(facts: Facts) -> Cause:
     """The samplers take a large part of the time (SAMPLING), also without interruptions
     (INTERRUPTED)."""
     tokens = facts.session.tokens
@@ -257,28 +315,19 @@ def costly_sampling(facts: Facts) -> Finding | None:
     if share < SAMPLING:
         return None
     model = ", more than the model" * (sampling > facts.clock.steps)
-    return Finding(
-        "costly-sampling",
-        f"Sampling takes {shown(sampling / len(dur), 'ns')} a token{model}.",
-        share,
-        "the time by the clock",
-        "Put top-k first in the sampler chain; grammars cost most.",
-    )
+    what = f"Sampling takes {shown(sampling / len(dur), 'ns')} a token{model}."
+    return what, share, "Put top-k first in the sampler chain; grammars cost most."
 
 
-def slow_application(facts: Facts) -> Finding | None:
+def slow_application(facts: Facts) -> Cause:
     """Between the tokens of requests, the application takes much of the time (APPLICATION, and
     APPLICATION_NS on average of APPLICATION_TOKENS or more)."""
     if facts.lacks_cpus:
         return None
     between = sum(int(request.between_tokens.sum()) for request in facts.requests)
-    begins = np.sort(facts.steps["begin"])
-    ends = np.sort(facts.steps["end"])
+    begins, ends = np.sort(facts.steps["begin"]), np.sort(facts.steps["end"])
     outside = n = 0
-    tokens = facts.session.tokens
-    samplers = dict(
-        zip((tokens["t"] + tokens["dur"]).tolist(), tokens["dur"].tolist(), strict=True)
-    )
+    samplers = {t + dur: dur for t, dur in facts.session.tokens.tuples("t", "dur")}
     for request in facts.requests:
         times = np.array(request.token_times, np.int64)
         if len(times) < 2:
@@ -294,16 +343,12 @@ def slow_application(facts: Facts) -> Finding | None:
         n += len(until)
     if n < APPLICATION_TOKENS or outside / between < APPLICATION or outside / n < APPLICATION_NS:
         return None
-    return Finding(
-        "slow-application",
-        f"Between tokens, {shown(outside, 'ns')} pass outside of llama.cpp.",
-        outside / between,
-        "the time between tokens",
-        "Profile the application: what it does with a token delays the next.",
-    )
+    what = f"Between tokens, {shown(outside, 'ns')} pass outside of llama.cpp."
+    advice = "Profile the application: what it does with a token delays the next."
+    return what, outside / between, advice
 
 
-def memory_bound(facts: Facts) -> Finding | None:
+def memory_bound(facts: Facts) -> Cause:
     """Decodes read their weights nearly as fast as memory can give them (BANDWIDTH)."""
     if facts.probe is None:
         return None
@@ -313,41 +358,38 @@ def memory_bound(facts: Facts) -> Finding | None:
     least = 0.0
     """ns that the roof allows"""
     for ops in facts.account.ops:
-        moved_by = facts.session.work(ops).of_computes().bytes.tolist()
-        for compute, n_bytes, ns in zip(
-            ops.compute.tolist(), moved_by, ops.totals.tolist(), strict=True
-        ):
+        n_bytes = facts.session.work(ops).of_computes().bytes.tolist()
+        for compute, n, ns in zip(ops.compute.tolist(), n_bytes, ops.totals.tolist(), strict=True):
             if compute in threads:
-                roof = facts.probe.bandwidth_of(threads[compute], n_bytes).bytes_per_second
+                roof = facts.probe.bandwidth_of(threads[compute], n).bytes_per_second
                 spent += ns
-                moved += n_bytes
-                least += n_bytes / roof * 1e9
+                moved += n
+                least += n / roof * 1e9
     if not spent or least / spent < BANDWIDTH:
         return None
     rate = shown(moved / spent * 1e9, "bytes_per_second")
-    return Finding(
-        "memory-bound",
+    what = (
         f"Decoding is bound by memory: kernels move {rate} a second, {100 * least / spent:.0f} % of"
-        " what `instr probe` measured.",
-        spent / facts.step_time,
-        "the steps' time",
-        "Only fewer bytes help: several sequences in a batch, or a smaller type of weights, whose"
-        " errors `instr quality` shows.",
+        " what `instr probe` measured."
     )
+    advice = (
+        "Only fewer bytes help: several sequences in a batch, or a smaller type of weights, whose"
+        " errors `instr quality` shows."
+    )
+    return what, spent / facts.step_time, advice
 
 
-Rule = Callable[[Facts], Finding | None]
-RULES: tuple[Rule, ...] = (
-    disturbed_machine,
-    too_many_threads,
-    waiting_threads,
-    small_batches,
-    rebuilt_graphs,
-    weights_held_twice,
-    no_interleaved_kernel,
-    cold_start,
-    costly_sampling,
-    slow_application,
-    memory_bound,
+RULES: tuple[tuple[str, str, Callable[[Facts], Cause]], ...] = (
+    ("disturbed-machine", "the process's CPU time", disturbed_machine),
+    ("too-many-threads", "the process's CPU time", too_many_threads),
+    ("waiting-threads", "the steps' time", waiting_threads),
+    ("small-batches", "the steps' time", small_batches),
+    ("rebuilt-graphs", "the steps' time", rebuilt_graphs),
+    ("held-twice", "the weights' bytes", weights_held_twice),
+    ("no-interleaved-kernel", "the kernels' time", no_interleaved_kernel),
+    ("cold-start", "the steps' time", cold_start),
+    ("costly-sampling", "the time by the clock", costly_sampling),
+    ("slow-application", "the time between tokens", slow_application),
+    ("memory-bound", "the steps' time", memory_bound),
 )
-"""Names of rules never change; add new ones at the end."""
+"""Names, what their shares are of, and the rules. Names never change; add new ones at the end."""

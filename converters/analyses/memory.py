@@ -1,0 +1,338 @@
+"""The memory of a model and its contexts: the size of each tensor, predicted and measured memory,
+and why the two differ.
+
+Invariant: rows add up: the tensors of every group to the model, and the uses of memory to their
+total. Every difference has an explanation. Bytes are those of the file or of llama.cpp's buffers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from llamacpp_instr.base.terminal import counted, first_names
+from llamacpp_instr.converters.analyses.stored_weights import (
+    StoredModel,
+    StoredTensor,
+    compute_layers,
+    compute_overview,
+    compute_roles,
+    compute_tensors,
+    compute_types,
+)
+from llamacpp_instr.converters.analyses.tables import grouped, header, layer_order, without
+from llamacpp_instr.recording.memory.breakdown import (
+    MAPPED,
+    PLAIN,
+    Kind,
+    MemoryBreakdown,
+    read_breakdown,
+)
+from llamacpp_instr.report.charts import Chart, bar_by_layer
+from llamacpp_instr.report.page import Figure
+from llamacpp_instr.report.plain_charts import Group, bars
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
+
+if TYPE_CHECKING:
+    from llamacpp_instr.log.session import Session
+
+LARGEST = 20
+"""tensors shown on a terminal"""
+MANY_LAYERS = 12
+"""layers, or kinds of layers, shown on a terminal"""
+MANY_TYPES = 50
+MANY_ROLES = 200
+"""types and roles shown on a terminal: as many as a model can have"""
+MOST_LAYERS = 512
+"""as in llama.cpp; a chart omits further layers"""
+MOST_TYPES = 10
+"""types in a chart; those with fewer bytes are omitted"""
+
+_WORDS: dict[Kind, str] = {
+    "weights": "weights",
+    "cache": "KV cache, state",
+    "compute": "compute buffers",
+}
+
+
+@dataclass(frozen=True)
+class ContextMemory:
+    """The known memory of a context, or of several equal contexts."""
+
+    predicted: MemoryBreakdown | None = None
+    measured: MemoryBreakdown | None = None
+    """of the last one that was recorded"""
+    at_first: MemoryBreakdown | None = None
+    """of the first one that was recorded"""
+    contexts: list[int] = field(default_factory=list)
+    """their numbers in the log"""
+    rss: int = 0
+    """peak resident bytes of the whole process; 0 if unknown"""
+    room: int | None = None
+    """bytes of memory into which it must fit; None for no verdict"""
+    notes: list[str] = field(default_factory=list)
+    """reasons for missing figures"""
+
+    @property
+    def known(self) -> MemoryBreakdown | None:
+        return self.measured or self.predicted
+
+
+def recorded_memory(session: Session) -> dict[int, list[ContextMemory]]:
+    """The memory of each model's contexts, by model; equal contexts are combined."""
+    rss = max((event.rss for event in session.memory), default=0)
+    found: dict[int, dict[tuple[object, ...], ContextMemory]] = defaultdict(dict)
+    for ctx, events in grouped(session.memory, lambda event: event.ctx).items():
+        context = session.contexts[ctx]
+        tensors = session.tensors_of.get(context.model, [])
+        first, last = (read_breakdown(context, events[i].buffers, tensors) for i in (0, -1))
+        key = last.settings, tuple(first.uses), tuple(last.uses)
+        memory = found[context.model].setdefault(key, ContextMemory(None, last, first, [], rss))
+        memory.contexts.append(ctx)
+    return {model: list(of_model.values()) for model, of_model in found.items()}
+
+
+def compression_reports(model: StoredModel, contexts: Sequence[ContextMemory]) -> list[Report]:
+    """All reports about one model: its sizes, its memory (one section for each of `contexts`), its
+    tensors by type, role and layer, and each tensor with its buffers, measured if these are known,
+    otherwise predicted. Sizes are in bytes; shares are from 0 to 1.
+    """
+    return [
+        compute_overview(model),
+        *(memory_report(model, memory) for memory in contexts),
+        compute_types(model),
+        compute_roles(model),
+        compute_layers(model),
+        compute_tensors(model, next((of.known for of in contexts if of.known), None)),
+    ]
+
+
+def joined_tensors(models: Sequence[Sequence[Report]]) -> Report:
+    """Every tensor of the models that these reports are about, as one table."""
+    first = models[0][-1]
+    if len(models) == 1:
+        return first
+    rows = [[*row, reports[0].title] for reports in models for row in reports[-1].rows]
+    return replace(first, columns=[*first.columns, Column("model")], rows=rows)
+
+
+def shortened(reports: Sequence[Report]) -> list[Report]:
+    """The reports of one model, shortened for a terminal: fewer columns, only the largest tensors,
+    and each kind of layer once if there are many layers."""
+    overview, *memory, types, roles, layers, tensors = reports
+    tensors = without(tensors, "elements", "of F16", "of F32", "layer", "role")
+    if len(tensors.rows) > LARGEST:
+        notes = ["A file (-o) has all tensors.", *tensors.notes]
+        tensors = replace(tensors, title="Largest tensors", notes=notes, most=LARGEST)
+    return [
+        overview,
+        *(without(report, "tensors") for report in memory),
+        replace(without(types, "elements", "of F32"), most=MANY_TYPES),
+        replace(without(roles, "tensors", "elements", "of F32"), most=MANY_ROLES),
+        replace(without(layers, "elements", "of F32"), most=MANY_LAYERS + 1),
+        tensors,
+    ]
+
+
+# --- the memory of a context ---
+
+
+def memory_report(model: StoredModel, memory: ContextMemory) -> Report:
+    """A row for each kind of memory and each buffer, and their sum."""
+    columns = header(
+        "Memory", "buffer", ("count", "tensors"),
+        ("bytes", "in file", "predicted", "measured", "difference"),
+    )  # fmt: skip
+    known = memory.known
+    if known is None:
+        row: list[Cell] = ["weights, mapped", MAPPED, len(model.tensors), model.n_bytes]
+        return Report("Memory", columns, [[*row, model.span, None, None]], memory.notes)
+    sides = memory.predicted, memory.measured
+    rows: list[list[Cell]] = []
+    for kind in _WORDS:
+        uses = (use for side in sides if side for use in side.uses)
+        for buffer in dict.fromkeys(use.buffer for use in uses if use.kind == kind):
+            stored = _stored(known, buffer) if kind == "weights" else (None, None)
+            sizes = [of.of(kind, buffer) if of else None for of in sides]
+            rows.append([_words(kind, buffer), buffer, *stored, *sizes, _difference(*sizes)])
+    total = [of.n_bytes if of else None for of in sides]
+    rows.append(["total", None, None, None, *total, _difference(*total)])
+    notes = [*_verdict(known, memory.room), _settings_note(known), *_mapping_notes(known)]
+    notes += explain_difference(memory)
+    if memory.rss:
+        notes.append(
+            f"The whole process had up to {shown(memory.rss, 'bytes')} resident. This includes "
+            "the program's own memory, but of mapped and reserved memory only pages that were used."
+        )
+    notes += memory.notes
+    of = known.settings
+    figures: Figures = {
+        "context": (of.n_ctx, "count"),
+        "sequences": (of.n_seq_max, "count"),
+        "batch": (of.n_batch, "count"),
+        "ubatch": (of.n_ubatch, "count"),
+        "mapped, not read": (_between(known), "bytes"),
+        "stays in use": (known.n_bytes - _between(known), "bytes"),
+        "memory to fit into": (memory.room, "bytes"),
+        "resident": (memory.rss or None, "bytes"),
+    }
+    title = "Memory"
+    if of_contexts := memory.contexts:
+        numbers = ", ".join(map(str, of_contexts[:8])) + ", …" * (len(of_contexts) > 8)
+        title += f" of context{'s' * (len(of_contexts) > 1)} {numbers}"
+    return Report(title, columns, rows, notes, figures=figures, key="memory")
+
+
+def explain_difference(memory: ContextMemory) -> list[str]:
+    """Why the measurement differs from the prediction, or that it does not."""
+    predicted, measured = memory.predicted, memory.measured
+    if predicted is None or measured is None:
+        return []
+    if predicted.uses == measured.uses:
+        return ["Predicted for the settings of the log. The measurement is equal to the byte."]
+    notes = ["Predicted for the settings of the log."]
+    here = predicted.buffers_of()
+    moved = [
+        f"{name} ({', '.join(places)}, not {', '.join(here[name])})"
+        for name, places in measured.buffers_of().items()
+        if name in here and set(places) != set(here[name])
+    ]
+    if moved:
+        notes.append(
+            f"In other buffers than this library would use: {counted(len(moved), 'tensor')}, "
+            f"first {moved[0]}. Which tensors are repacked depends on the processor and the build."
+        )
+    elif predicted.of_kind("weights") != measured.of_kind("weights"):
+        notes.append(
+            "The weights were in the same buffers; the layout of the file may have changed."
+        )
+    if predicted.of_kind("cache") != measured.of_kind("cache"):
+        notes.append(
+            "The cache differs although its size and types are the same: the program set "
+            "an option that the log does not record, such as states kept for a rollback."
+        )
+    now = measured.of_kind("compute")
+    at_first = memory.at_first.of_kind("compute") if memory.at_first else now
+    if predicted.of_kind("compute") == now:
+        return notes
+    if at_first != now:
+        notes.append(
+            f"The compute buffers grew from {shown(at_first, 'bytes')} to {shown(now, 'bytes')} "
+            "while the session ran: a graph needed more than llama.cpp had reserved."
+        )
+    else:
+        notes.append(
+            "The compute buffers differ although batches and flash attention are the same: the "
+            "program set an option that the log does not record, such as the number of outputs in "
+            "a batch, or another build made different graphs."
+        )
+    return notes
+
+
+def _settings_note(known: MemoryBreakdown) -> str:
+    of = known.settings
+    parts = [f"For {counted(of.n_ctx, 'token')}"]
+    if of.n_seq_max > 1:
+        how = "sharing one cache" if of.kv_unified else "with a cache each"
+        parts[0] += f" of {of.n_seq_max} sequences {how}"
+    parts.append(f"batches of {of.n_batch:,} computed {of.n_ubatch:,} at a time")
+    if known.of_kind("cache"):
+        parts.append(f"{of.type_k} keys and {of.type_v} values in the cache")
+    parts.append(f"flash attention {'on' if of.flash_attn else 'off'}")
+    if of.embeddings:
+        parts.append("embeddings")
+    if of.swa_full:
+        parts.append("the whole context kept for sliding windows")
+    parts.append("the file mapped" if of.mmap else "the file read, not mapped")
+    return f"{', '.join(parts)}."
+
+
+def _verdict(known: MemoryBreakdown, room: int | None) -> Iterator[str]:
+    """Whether it fits: what stays in use, of buffers in the machine's own memory."""
+    if room is None:
+        return
+    whole = sum(use.n_bytes for use in known.uses if use.buffer.startswith(("CPU", "AMX")))
+    dropped = _between(known)
+    in_use = whole - dropped
+    fits = "Fits" if in_use <= room else "Does not fit"
+    sizes = f"{shown(in_use, 'bytes')} of {shown(whole, 'bytes')}"
+    yield f"{fits} into {shown(room, 'bytes')}: {sizes} stay in use."
+    if room < in_use <= room + known.of("weights", MAPPED) - dropped:
+        yield "Each token would read mapped weights from the file again."
+
+
+def _mapping_notes(known: MemoryBreakdown) -> Iterator[str]:
+    if (between := _between(known)) > 0:
+        yield (
+            "A file is mapped from the first to the last tensor that is read in place. "
+            f"{shown(between, 'bytes')} of that are read only while the model is loaded. The "
+            f"system can drop them: {shown(known.n_bytes - between, 'bytes')} stay in use."
+        )
+    if any("REPACK" in use.buffer for use in known.uses):
+        yield (
+            "Repacked tensors have their rows interleaved for this processor's kernels, in memory "
+            "of their own."
+        )
+    if twice := [name for name, places in known.buffers_of().items() if len(places) > 1]:
+        yield f"Stored twice, for two uses: {first_names(twice)}."
+
+
+def _between(known: MemoryBreakdown) -> int:
+    """Mapped bytes of tensors that are not read in place."""
+    return max(0, known.of("weights", MAPPED) - _stored(known, MAPPED)[1])
+
+
+def _difference(predicted: int | None, measured: int | None) -> int | None:
+    return None if predicted is None or measured is None else measured - predicted
+
+
+def _stored(known: MemoryBreakdown, buffer: str) -> tuple[int, int]:
+    """The number of weights in a buffer, and their bytes in the file."""
+    placed = [p.n_bytes for p in known.placements if p.buffer == buffer]
+    return len(placed), sum(placed)
+
+
+def _words(kind: Kind, buffer: str) -> str:
+    if kind != "weights":
+        return _WORDS[kind]
+    if buffer in (MAPPED, PLAIN):
+        return "weights, mapped" if buffer == MAPPED else "weights, read"
+    return f"weights, {'repacked' if 'REPACK' in buffer or 'AMX' in buffer else 'copied'}"
+
+
+# --- charts ---
+
+
+def draw_memory(reports: Sequence[Report]) -> Iterator[Figure]:
+    """Bars of each report of a context's memory: what was measured, else predicted, by kind."""
+    for report in reports:
+        at = {column.name: i for i, column in enumerate(report.columns)}
+        if not report.title.startswith("Memory") or "measured" not in at:
+            continue
+        rows = [row for row in report.rows if row[0] != "total"]
+        for what in ("measured", "predicted"):
+            values = [value for row in rows if isinstance(value := row[at[what]], int)]
+            if values and len(values) == len(rows):
+                names = [f"{row[0]}, {row[1]}" for row in rows]
+                yield bars(f"{report.title} by kind", names, [Group(what, values, "bytes")])
+                break
+
+
+def chart_bits_by_layer(tensors: Sequence[StoredTensor]) -> Chart:
+    """Bits per weight of every layer, stacked by storage type. Tensors without a layer come
+    last."""
+    n_elements: Counter[int] = Counter()
+    of_type: dict[str, Counter[int]] = defaultdict(Counter)
+    for tensor in tensors:
+        n_elements[tensor.layer] += tensor.n_elements
+        of_type[tensor.type][tensor.layer] += tensor.n_bytes
+    layers = sorted(n_elements, key=layer_order)[:MOST_LAYERS]
+    types = sorted(of_type, key=lambda type_: -of_type[type_].total())[:MOST_TYPES]
+    parts = {
+        type_: [8 * of_type[type_][layer] / max(n_elements[layer], 1) for layer in layers]
+        for type_ in types
+    }
+    names = [shown(layer, "layer") for layer in layers]
+    return bar_by_layer("Bits per weight by layer", "bits per weight", names, parts)
