@@ -243,7 +243,7 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
     assert room("llamacpp_instr.log.graph.ops") == "log"
     assert not allowed(
         "llamacpp_instr.converters.exports.chrome",
-        "llamacpp_instr.converters.exports.perfetto.template",
+        "llamacpp_instr.converters.exports.perfetto.kernels",
     )
     assert not allowed("llamacpp_instr.converters.exports.chrome", "llamacpp_instr.llama.native")
     assert not allowed("llamacpp_instr.log.graph.ops", "llamacpp_instr.log.reader")
@@ -255,7 +255,7 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
     )
     assert allowed(
         "llamacpp_instr.converters.exports.perfetto.stream",
-        "llamacpp_instr.converters.exports.perfetto.template",
+        "llamacpp_instr.converters.exports.perfetto.kernels",
     )
     assert allowed("llamacpp_instr.converters.analyses.stats", "llamacpp_instr.model.file")
     assert allowed("llamacpp_instr.cli.look", "llamacpp_instr.log.session")

@@ -22,8 +22,8 @@ import msgspec
 from pandas.api import types
 
 from llamacpp_instr.base import system
+from llamacpp_instr.converters.exports.table_files import unit_of
 from llamacpp_instr.converters.exports.tables import NAMES, Tables, load_tables
-from llamacpp_instr.converters.exports.units import unit_of
 from llamacpp_instr.log import schema
 from tools import cli_page, log_format
 

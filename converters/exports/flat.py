@@ -7,7 +7,7 @@ graph or a plan is resolved.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,23 +15,13 @@ from typing import Any
 import msgspec
 
 from llamacpp_instr.base.errors import LogError, UsageError
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.kernels import Kernels, plan_kernels
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.resolve import KnownPlan, Resolver
-from llamacpp_instr.log.schema import (
-    EVENTS,
-    Event,
-    Graph,
-    Layers,
-    Ops,
-    Plan,
-    StepBegin,
-    StepEnd,
-    event_name,
-)
 
 FlatLine = dict[str, Any]
-EVENT_NAMES = tuple(event_name(event) for event in EVENTS)
+EVENT_NAMES = tuple(schema.event_name(event) for event in schema.EVENTS)
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,9 @@ def select_lines(reader: EventReader, selection: LineSelection) -> Iterator[byte
     refs = Resolver()
     for line, event in reader:
         refs.take(line, event)  # the line is printed as it is, also if it is not whole
-        if selection.has(event_name(event), refs.step_of(event), getattr(event, "layer", None)):
+        if selection.has(
+            schema.event_name(event), refs.step_of(event), getattr(event, "layer", None)
+        ):
             yield _line(event)
 
 
@@ -86,14 +78,13 @@ def expand_lines(
     """
     check_names(selection.events, [*(n for n in EVENT_NAMES if n not in _RESOLVED), "op"])
     refs = Resolver()
-    flat = _Flat(refs)
     for number, event in refs.follow(reader, lenient):
         step = refs.step_of(event)
         try:
-            lines = list(flat.lines(event, step))
+            lines = list(_flat_lines(refs, event, step))
         except OverflowError:
             if not lenient:
-                reason = f"{event_name(event)}: impossible tensor sizes"
+                reason = f"{schema.event_name(event)}: impossible tensor sizes"
                 raise LogError(reason, reader.path, number) from None
             refs.left_out += 1
             continue
@@ -109,7 +100,7 @@ _STEERING = re.compile(
 )
 
 
-def _line(event: Event | FlatLine) -> bytes:
+def _line(event: schema.Event | FlatLine) -> bytes:
     """A line of JSON that may be printed: the same text, with more of it as `\\u009b`."""
     line = _encode(event)
     if _STEERING.search(line):
@@ -120,52 +111,38 @@ def _line(event: Event | FlatLine) -> bytes:
 _RESOLVED = ("graph", "plan", "layers", "ops")
 
 
-class _Flat:
-    """The flat lines of an event that `refs` has taken; a plan keeps what its kernels are."""
-
-    def __init__(self, refs: Resolver) -> None:
-        self._refs = refs
-        self._rules: dict[type[Event], Callable[[Any, int], Iterator[FlatLine]]] = {
-            Graph: lambda _event, _step: iter(()),
-            Plan: lambda _event, _step: iter(()),
-            StepBegin: self._step,
-            StepEnd: self._step,
-            Layers: self._layers,
-            Ops: self._ops,
-        }
-
-    def lines(self, event: Event, step: int) -> Iterator[FlatLine]:
-        rule = self._rules.get(type(event))
-        if rule is not None:
-            yield from rule(event, step)
-        else:
-            yield msgspec.to_builtins(event)
-
-    def _step(self, event: StepBegin | StepEnd, _step: int) -> Iterator[FlatLine]:
-        assert self._refs.step is not None
-        yield {**msgspec.to_builtins(event), "step_name": self._refs.step.phase}
-
-    def _layers(self, event: Layers, step: int) -> Iterator[FlatLine]:
+def _flat_lines(refs: Resolver, event: schema.Event, step: int) -> Iterator[FlatLine]:
+    """The flat lines of an event of a step, which `refs` has taken."""
+    if isinstance(event, schema.Ops):
+        yield from _op_lines(refs, event, step)
+    elif isinstance(event, schema.Layers):
         for layer, begin, dur in zip(event.layer, *_spans(event), strict=True):
             if layer >= 0:
                 where = {"step_name": f"layer_{layer}", "layer": layer, "step": step}
                 yield {"event": "step_begin", "t": begin, **where}
                 yield {"event": "step_end", "t": begin + dur, "dur": dur, **where}
+    elif isinstance(event, schema.StepBegin | schema.StepEnd):
+        assert refs.step is not None
+        yield {**msgspec.to_builtins(event), "step_name": refs.step.phase}
+    elif not isinstance(event, schema.Graph | schema.Plan):
+        yield msgspec.to_builtins(event)
 
-    def _ops(self, event: Ops, step: int) -> Iterator[FlatLine]:
-        plan = self._refs.plan
-        if plan.kept is None:
-            plan.kept = _kernels(plan)
-        where: FlatLine = {"step": step, "thread": event.thread}
-        if (of := self._refs.open_steps.get(step)) is not None:
-            where["phase"] = of.phase
-        lines, kernels = plan.kept
-        work = kernels.work(self._refs.compute.ubatch)
-        amounts = zip(work.bytes.tolist(), work.flops.tolist(), work.bound.tolist(), strict=True)
-        times = _spans(event)
-        for line, begin, dur, (n_bytes, n_flops, bound) in zip(lines, *times, amounts, strict=True):
-            moved = {"bytes": n_bytes, "flops": n_flops} | ({"work_bound": True} if bound else {})
-            yield {"event": "op", "t": begin, "dur": dur, **line, **moved, **where}
+
+def _op_lines(refs: Resolver, event: schema.Ops, step: int) -> Iterator[FlatLine]:
+    """A line for each kernel; a plan keeps what its lines have in common."""
+    plan = refs.plan
+    if plan.kept is None:
+        plan.kept = _kernels(plan)
+    where: FlatLine = {"step": step, "thread": event.thread}
+    if (of := refs.open_steps.get(step)) is not None:
+        where["phase"] = of.phase
+    lines, kernels = plan.kept
+    work = kernels.work(refs.compute.ubatch)
+    amounts = zip(work.bytes.tolist(), work.flops.tolist(), work.bound.tolist(), strict=True)
+    times = _spans(event)
+    for line, begin, dur, (n_bytes, n_flops, bound) in zip(lines, *times, amounts, strict=True):
+        moved = {"bytes": n_bytes, "flops": n_flops} | ({"work_bound": True} if bound else {})
+        yield {"event": "op", "t": begin, "dur": dur, **line, **moved, **where}
 
 
 def _kernels(plan: KnownPlan) -> tuple[list[FlatLine], Kernels]:
@@ -190,7 +167,7 @@ def _kernels(plan: KnownPlan) -> tuple[list[FlatLine], Kernels]:
     return lines, kernels
 
 
-def _spans(event: Layers | Ops) -> tuple[list[int], list[int]]:
+def _spans(event: schema.Layers | schema.Ops) -> tuple[list[int], list[int]]:
     """When each interval begins, and how long it is."""
     gaps = event.gap or [0] * len(event.dur)
     ends = accumulate(gap + dur for gap, dur in zip(gaps, event.dur, strict=True))

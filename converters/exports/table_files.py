@@ -15,11 +15,23 @@ import pandas as pd
 from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import OnProgress, printable
 from llamacpp_instr.converters.exports.tables import stream_tables
-from llamacpp_instr.converters.exports.units import unit_of
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.runs import Run
 
 Pieces = Iterable[tuple[str, pd.DataFrame]]
+_NS = (
+    "t", "begin", "end", "dur", "prepare", "readback", "recorder", "arrival", "first_token",
+    "queued", "wait", "delay", "steal", "apply", "alloc", "inputs",
+)  # fmt: skip
+_ANYWHERE = dict.fromkeys(_NS, "ns") | {
+    "bytes": "bytes", "bytes_moved": "bytes", "rss": "bytes", "flops": "FLOP",
+    "gb_per_s": "GB/s", "gflop_per_s": "GFLOP/s", "tokens_per_s": "1/s",
+    "bits_per_weight": "bits", "used": "cells", "size": "cells", "n_kv": "cells",
+}  # fmt: skip
+_OF_TABLE = {
+    ("machine", "cpu"): "ns", ("computes", "build"): "ns", ("sessions", "memory"): "bytes",
+    **dict.fromkeys((("memory", of) for of in ("model", "context", "compute")), "bytes"),
+}  # fmt: skip
 
 
 def write_parquet(pieces: Pieces, directory: Path) -> dict[str, int]:
@@ -80,18 +92,15 @@ def _schema(name: str, frame: pd.DataFrame) -> Any:
     import pyarrow as pa
 
     schema = pa.Schema.from_pandas(frame, preserve_index=False)
-    words = pa.dictionary(pa.int32(), pa.string())
-    fields = [
-        pa.field(field.name, words) if pa.types.is_dictionary(field.type)
-        else pa.field(field.name, pa.string()) if pa.types.is_large_string(field.type)
-        else field
-        for field in schema
-    ]  # fmt: skip
-    with_units = [
-        field.with_metadata({"unit": unit}) if (unit := unit_of(name, field.name)) else field
-        for field in fields
-    ]
-    return pa.schema(with_units, schema.metadata)
+    fields = []
+    for field in schema:
+        if pa.types.is_dictionary(field.type):
+            field = pa.field(field.name, pa.dictionary(pa.int32(), pa.string()))
+        elif pa.types.is_large_string(field.type):
+            field = pa.field(field.name, pa.string())
+        unit = unit_of(name, field.name)
+        fields.append(field.with_metadata({"unit": unit}) if unit else field)
+    return pa.schema(fields, schema.metadata)
 
 
 def stream_runs(
@@ -112,3 +121,8 @@ def stream_runs(
                 frame.insert(0, "log", pd.Series(logs, frame.index))
             yield name, frame
         on_end(run, *ends)
+
+
+def unit_of(table: str, column: str) -> str | None:
+    """The unit of a column, None for a name, a word and a count."""
+    return _OF_TABLE.get((table, column), _ANYWHERE.get(column))

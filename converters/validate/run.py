@@ -15,8 +15,11 @@ import numpy as np
 
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import OnProgress, counted
-from llamacpp_instr.converters.exports.onnx.export import export_graph
-from llamacpp_instr.converters.exports.onnx.weights import weight_bytes, with_external_weights
+from llamacpp_instr.converters.exports.onnx.export import (
+    export_graph,
+    weight_bytes,
+    with_external_weights,
+)
 from llamacpp_instr.converters.validate.follow import (
     Array,
     Checked,

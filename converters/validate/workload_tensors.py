@@ -14,20 +14,20 @@ import numpy.typing as npt
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.converters.exports.flashinfer.attention import (
+from llamacpp_instr.converters.exports.flashinfer.definition import GraphNodes, Use
+from llamacpp_instr.converters.exports.flashinfer.uses import (
     Case,
     View,
     case_of,
     cells_of,
+    uses_of,
     views_of_mask,
 )
-from llamacpp_instr.converters.exports.flashinfer.dataset import OUTPUT
-from llamacpp_instr.converters.exports.flashinfer.use import GraphNodes, Use
 from llamacpp_instr.converters.exports.flashinfer.workloads import (
+    OUTPUT,
     Found,
     Workload,
     simple_case,
-    uses_of,
 )
 from llamacpp_instr.converters.exports.onnx.tensors import Tensors
 from llamacpp_instr.converters.validate.live import (

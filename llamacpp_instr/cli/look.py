@@ -394,7 +394,7 @@ def view(
 
 def convert(logs: Logs, trace: Path) -> tuple[int, int] | None:
     """Write logs as a trace; returns the time range (ns) to show first, or None."""
-    from llamacpp_instr.converters.exports.first_look import first_look
+    from llamacpp_instr.converters.exports.traced import first_look
     from llamacpp_instr.log.runs import find_runs, read_run
 
     small = sum(Path(name).stat().st_size for name in logs.names) < SMALL_LOG

@@ -12,8 +12,7 @@ from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import LOGS, Logs
 
 if TYPE_CHECKING:
-    from llamacpp_instr.converters.exports.flashinfer.dataset import Arrays
-    from llamacpp_instr.converters.exports.flashinfer.workloads import Found, Workload
+    from llamacpp_instr.converters.exports.flashinfer.workloads import Arrays, Found, Workload
     from llamacpp_instr.log.session import Session
 
 
@@ -42,27 +41,25 @@ def to_flashinfer(
     detailed or verbose. DATASET must not exist; it appears when all its files are complete.
     """
     from llamacpp_instr.base.output import check_output_directory, open_output_directory
-    from llamacpp_instr.converters.exports.flashinfer import coverage
-    from llamacpp_instr.converters.exports.flashinfer.dataset import write_dataset
-    from llamacpp_instr.converters.exports.flashinfer.workloads import find_workloads
+    from llamacpp_instr.converters.exports.flashinfer import workloads
 
     need("tensors")
     check_output_directory(output, ())
-    there = coverage.load_definitions(dataset) if dataset else None
+    there = workloads.load_definitions(dataset) if dataset else None
     sessions = logs.sessions()
     with progress_bar("Finding workloads") as on_progress:
-        found = find_workloads(sessions, on_progress)
+        found = workloads.find_workloads(sessions, on_progress)
     with open_output_directory(output, ()) as folder:
         captured = _captured(sessions[0], found, folder) if capture else {}
-        write_dataset(found, folder, captured)
-    report.write([coverage.coverage_report(found, there)])
+        workloads.write_dataset(found, folder, captured)
+    report.write([workloads.coverage_report(found, there)])
     notice(f"{output}: {len(found.catalog):,} definitions, {len(found.workloads):,} workloads")
 
 
 def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str]]:
     """The names of the tensors that were captured into `folder`, by the ids of their workloads."""
     from llamacpp_instr.converters.analyses.stored_weights import recorded_file
-    from llamacpp_instr.converters.exports.flashinfer.dataset import write_tensors
+    from llamacpp_instr.converters.exports.flashinfer.workloads import write_tensors
     from llamacpp_instr.converters.validate.workload_tensors import capture
     from llamacpp_instr.llama.log import captured
 

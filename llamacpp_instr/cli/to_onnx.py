@@ -49,8 +49,7 @@ def to_onnx(
     """
     need("onnx", "onnx")
     from llamacpp_instr.base.output import check_output, open_output
-    from llamacpp_instr.converters.exports.onnx import weights as tensors
-    from llamacpp_instr.converters.exports.onnx.export import export_graph
+    from llamacpp_instr.converters.exports.onnx import export
     from llamacpp_instr.lab.weights.measure import LeafWeights
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.model.file import load_model_file
@@ -74,17 +73,17 @@ def to_onnx(
         if tokens is not None or past is not None:
             raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
         graph, model = _of_log(source, step, no_weights, lenient)
-    exported = export_graph(graph)
+    exported = export.export_graph(graph)
     with ExitStack() as files:
         # the last to be opened gets its name first
         file = files.enter_context(open_output(output, force))
         if no_weights or model is None:
-            whole = tensors.with_weights_as_inputs(exported, graph)
+            whole = export.with_weights_as_inputs(exported, graph)
         else:
             stored = files.enter_context(open_output(data, force))
             on_progress = files.enter_context(progress_bar("Writing weights"))
             weights = LeafWeights(model)
-            whole = tensors.with_external_weights(
+            whole = export.with_external_weights(
                 exported, graph, weights, data.name, stored, on_progress
             )
         file.write(whole.SerializeToString())

@@ -32,7 +32,7 @@ def to_torch(
     appears when its files are complete.
     """
     from llamacpp_instr.base.output import check_not_input, open_output_directory
-    from llamacpp_instr.converters.exports.torch.stream import NAMES, write_torch
+    from llamacpp_instr.converters.exports.torch import NAMES, write_torch
     from llamacpp_instr.log.graph.timeline import Selection
 
     need("torch")

@@ -20,7 +20,7 @@ import pytest
 
 from llamacpp_instr.cli import COMMANDS, main
 from llamacpp_instr.converters.exports.tables import NAMES
-from llamacpp_instr.converters.exports.torch.stream import NAMES as TORCH
+from llamacpp_instr.converters.exports.torch import NAMES as TORCH
 from llamacpp_instr.prediction.probe.file import probe_json
 from tests.conftest import Instr, assert_refused, read_events
 from tests.kit import tiny_models

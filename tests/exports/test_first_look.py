@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from llamacpp_instr.converters.exports.first_look import first_look
+from llamacpp_instr.converters.exports.traced import first_look
 from llamacpp_instr.log.schema import Event, Mark, StepBegin, StepEnd
 
 

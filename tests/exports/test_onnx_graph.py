@@ -13,14 +13,14 @@ import onnxruntime
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.exports.onnx.export import export_graph
-from llamacpp_instr.converters.exports.onnx.tensors import Tensors
-from llamacpp_instr.converters.exports.onnx.weights import (
+from llamacpp_instr.converters.exports.onnx.export import (
     ALIGNMENT,
+    export_graph,
     weight_bytes,
     with_external_weights,
     with_weights_as_inputs,
 )
+from llamacpp_instr.converters.exports.onnx.tensors import Tensors
 from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 from tests.exports.test_onnx_ops import RNG, Array, close, some, words
 

@@ -16,8 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.exports.onnx.export import export_graph
-from llamacpp_instr.converters.exports.onnx.weights import with_weights_as_inputs
+from llamacpp_instr.converters.exports.onnx.export import export_graph, with_weights_as_inputs
 from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 
 Array = NDArray[Any]

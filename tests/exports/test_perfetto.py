@@ -20,7 +20,8 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from llamacpp_instr.base.errors import LogError, UsageError
 from llamacpp_instr.converters.exports.perfetto import Options, Written, write_perfetto
 from llamacpp_instr.converters.exports.perfetto import packets as p
-from llamacpp_instr.converters.exports.perfetto.template import ComputeTemplate, Times, padded_words
+from llamacpp_instr.converters.exports.perfetto.kernels import ComputeTemplate, padded_words
+from llamacpp_instr.converters.exports.traced import Span
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.timeline import OpSlice, Selection
 from llamacpp_instr.log.reader import read_events
@@ -152,13 +153,13 @@ def test_a_template_has_each_value_in_its_place() -> None:
     """Also beside args that equal what marks the places, and for times that need all bytes."""
     args = {"number": 2**63 - 1, "real": -sys.float_info.max, "text": "ä"}
     op = OpSlice("ADD", "other", 0, args, flops=8, bytes=4)
-    packets = p.Packets()
-    filled = ComputeTemplate(packets, 5, 1)
-    filled.begin_op(0, op, [*args], waits=True, rates=True, out=[1], into=[0, 2])
-    filled.end(filled.end_of(0))
+    numbers = {"wait_ns": 0}, {"GB/s": 1, "GFLOP/s": 2}
+    span = Span(0, 1, op.title, op.block, args, op, *numbers)
+    filled = ComputeTemplate(p.Packets(), 5, 1, [span], edges=[(-1, 0), (0, -1), (-1, 0)])
     t = np.array([[2**57], [3]])
-    times = Times(t, t + 2, np.array([[0], [2**62]]), t[:, 0], np.array([[8]]), np.array([[4]]))
-    begin, end, later, _ = pb.Trace.FromString(filled.close().fill(times, 10).tobytes()).packet
+    amounts = np.array([[0, 4, 8], [2**62, 4, 8]])
+    data = filled.fill(t, t + 2, t[:, 0], amounts, 10).tobytes()
+    begin, end, later, _ = pb.Trace.FromString(data).packet
     assert (begin.timestamp, end.timestamp, later.timestamp) == (2**57, 2**57 + 2, 3)
     for event, wait, flow in ((begin.track_event, 0, 10), (later.track_event, 2**62, 13)):
         found = [getattr(a, a.WhichOneof("value")) for a in event.debug_annotations]

@@ -15,8 +15,12 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.converters.exports.perfetto import Options
-from llamacpp_instr.converters.exports.perfetto.packets import BEGIN, Packets
-from llamacpp_instr.converters.exports.perfetto.step_packets import Form, Forms
+from llamacpp_instr.converters.exports.perfetto.packets import (
+    BEGIN,
+    Blank,
+    Form,
+    Packets,
+)
 from llamacpp_instr.log import schema as s
 from tests.exports.test_perfetto import Back, convert
 from tests.kit.made_log import encode, make_log
@@ -30,67 +34,62 @@ rows = st.lists(st.tuples(times, int64, st.floats(allow_nan=False), st.text(max_
 @given(rows)
 @example([(2**63 - 1, -1, 0.5, "a"), (0, 2**56, -1e300, "ä"), (2**56 - 1, -(2**63), 0.0, "")])
 def test_events_of_one_shape_share_a_form_and_no_value(made) -> None:
-    packets, forms = Packets(), Forms()
+    packets = Packets()
     n_made = Counter[str]()
 
-    def make(name: str) -> Form:
+    def draw(form: Form, name: str, t: Blank, flows: Blank, *values: Blank) -> None:
         n_made[name] += 1
-        form = Form(packets)
-        (t, number), real, text, flows = form.numbers(2), form.double(), form.text(), form.flows()
-        args = {"number": number, "double": real, "text": text, "same": 7}
+        args = dict(zip(("number", "double", "text"), values, strict=True))
         form.slice(5, name, "category", t, t, args, flow_ids=flows)
-        return form
 
     data = b""
     for row in made:
-        flows = range(row[0] % 3)
-        data += forms.fill(make, (f"slice {row[1] % 2}",), *row, flows)
+        t, number, *others = row
+        flows = range(t % 3)
+        data += packets.fill(draw, (f"slice {number % 2}",), t, flows, number, *others)
     assert set(n_made.values()) <= {1}
     trace = pb.Trace.FromString(packets.take_interned() + data)
     begins = [q for q in trace.packet if q.track_event.type == pb.TrackEvent.TYPE_SLICE_BEGIN]
     for packet, (t, number, real, text) in zip(begins, made, strict=True):
         values = packet.track_event.debug_annotations
         assert packet.timestamp == t
-        assert [getattr(v, v.WhichOneof("value")) for v in values] == [number, real, text, 7]
+        assert [getattr(v, v.WhichOneof("value")) for v in values] == [number, real, text]
         assert list(packet.track_event.flow_ids) == list(range(t % 3))
 
 
 def test_only_the_newest_forms_are_kept(monkeypatch) -> None:
-    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.step_packets.FORMS", 1)
-    made, forms = list[int](), Forms()
+    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.packets.FORMS", 1)
+    made, packets = list[int](), Packets()
 
-    def make(track: int) -> Form:
+    def draw(_form: Form, track: int) -> None:
         made.append(track)
-        return Form(Packets())
 
     for track in (1, 1, 2, 2, 1):
-        forms.fill(make, (track,))
+        packets.fill(draw, (track,))
     assert made == [1, 2, 1]
 
 
 def test_a_form_that_was_filled_often_is_made_again(monkeypatch) -> None:
     """A protobuf message keeps the memory of all values that it ever had."""
-    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.step_packets.FILLS", 2)
-    packets, forms, made = Packets(), Forms(), list[Form]()
+    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.packets.FILLS", 2)
+    packets, made = Packets(), list[Form]()
 
-    def make() -> Form:
-        form = Form(packets)
-        form.sample(*form.numbers(1), 7, *form.numbers(1))
+    def draw(form: Form, t: Blank, value: Blank) -> None:
+        form.sample(t, 7, value)
         made.append(form)
-        return form
 
-    filled = [forms.fill(make, (), t, 5) for t in range(5)]
+    filled = [packets.fill(draw, (), t, 5) for t in range(5)]
     assert len(made) == 3
     assert [pb.Trace.FromString(data).packet[0].timestamp for data in filled] == [*range(5)]
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**80])
 def test_a_number_without_room_is_an_overflow(value) -> None:
-    form = Form(Packets())
-    t, number = form.numbers(2)
-    form.slice(5, "slice", "category", t, t, {"number": number})
+    def draw(form: Form, t: Blank, number: Blank) -> None:
+        form.slice(5, "slice", "category", t, t, {"number": number})
+
     with pytest.raises(OverflowError):
-        form.fill(1, value)
+        Packets().fill(draw, (), 1, value)
     with pytest.raises(OverflowError):
         Packets().event(BEGIN, 5, "slice", "category", {"number": value})
 

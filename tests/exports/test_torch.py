@@ -18,7 +18,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.exports.torch.stream import MemoryInUse, write_torch
+from llamacpp_instr.converters.exports.torch import MemoryInUse, write_torch
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.timeline import Selection
 from llamacpp_instr.log.reader import read_events

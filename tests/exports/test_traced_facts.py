@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llamacpp_instr.converters.exports.chrome.kernels import layer_spans
-from llamacpp_instr.converters.exports.perfetto import Options
-from llamacpp_instr.converters.exports.perfetto import steps as perfetto_steps
+from llamacpp_instr.converters.exports.perfetto import Options, stream
+from llamacpp_instr.converters.exports.perfetto.kernels import KernelSlices
 from llamacpp_instr.converters.exports.perfetto.packets import Packets
-from llamacpp_instr.converters.exports.perfetto.template import Times, layers_template
+from llamacpp_instr.converters.exports.traced import layer_spans
 from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.timeline import Selection, plan_timeline
 from llamacpp_instr.log.session import load_session
 from tests.exports import test_chrome as chrome
@@ -118,14 +118,14 @@ def test_a_token_tells_what_the_log_has_of_it(
 def test_values_are_counted_for_so_many_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(perfetto_steps, "VALUES", 2)
+    monkeypatch.setattr(stream, "VALUES", 2)
     line = next(of for of in EVERY_EVENT.read_text().splitlines() if "tensor_stats" in of)
     more = [json.dumps(json.loads(line) | {"name": name}) for name in ("a", "", "c", "a")]
     data = EVERY_EVENT.read_text().replace(line, "\n".join([line, *more]))
     back = Back(convert(tmp_path / "a.log", data.encode())[0])
     found = [name for name, *_ in back.counters if name.endswith(" max")]
     assert found == ["Qcur-0 max", "a max", "a max"]
-    monkeypatch.setattr(perfetto_steps, "VALUES", 3)
+    monkeypatch.setattr(stream, "VALUES", 3)
     back = Back(convert(tmp_path / "a.log", data.encode())[0])
     assert [name for name, *_ in back.counters if name.endswith(" max")] == [
         "Qcur-0 max", "a max", "node 3 max", "a max",
@@ -154,13 +154,21 @@ def test_work_that_is_a_bound_is_said_to_be_one() -> None:
     session = load_session(EVERY_EVENT)
     timeline = plan_timeline(session.graphs[0], session.plans[0])
     bound = np.array([False, True, False])
-    texts = [span.text for span in layer_spans(timeline, Selection(), bound) if span.rates]
-    assert [b'"work":"at most"' in text for text in texts] == [False, True, False]
-    packets = Packets()
-    template = layers_template(packets, timeline, Selection(), 1, False, bound.tolist())
-    none = layers_template(Packets(), timeline, Selection(), 1, False, [False] * 3)
-    assert template.size > none.size
-    time = np.array([[1, 2, 3]])
-    times = Times(time, time + 1, None, np.array([9]), time, time)
-    assert len(template.fill(times)) == template.size
-    assert b"at most" in packets.take_interned()
+    marked = [span for span in layer_spans(timeline, Selection(), bound.tolist()) if span.op]
+    assert [span.args.get("work") for span in marked] == [None, "at most", None]
+    amounts = np.array([1, 2, 3])
+    ops = s.Ops(t=T, compute=0, plan=0, thread=0, dur=[1, 2, 3], gap=None, wait=None, tail=0)
+
+    def drawn_with(bound: np.ndarray) -> tuple[int, bytes]:
+        """The bytes of the slices, and the words that they refer to."""
+        packets, written = Packets(), list[bytes]()
+        slices = KernelSlices(packets, lambda data: written.append(bytes(data)), Selection(), None)
+        slices.add_ops(ops, timeline, 1, KernelWork(amounts, amounts, bound))
+        slices.flush()
+        return len(b"".join(written)), packets.take_interned()
+
+    size, words = drawn_with(bound)
+    size_of_none, words_of_none = drawn_with(np.array([False] * 3))
+    assert size > size_of_none
+    assert b"at most" in words
+    assert b"at most" not in words_of_none

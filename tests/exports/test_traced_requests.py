@@ -10,7 +10,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.converters.exports.perfetto import Options, stream, write_perfetto
-from llamacpp_instr.converters.exports.requests import RequestLanes
+from llamacpp_instr.converters.exports.traced import RequestLanes
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import Request, find_requests

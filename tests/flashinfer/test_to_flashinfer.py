@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from llamacpp_instr.converters.exports.flashinfer.attention import View, views_of_mask
-from llamacpp_instr.converters.exports.flashinfer.dataset import OUTPUT
 from llamacpp_instr.converters.exports.flashinfer.definition import Catalog, Definition
+from llamacpp_instr.converters.exports.flashinfer.uses import View, views_of_mask
+from llamacpp_instr.converters.exports.flashinfer.workloads import OUTPUT
 from llamacpp_instr.converters.validate.follow import error_of
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
@@ -167,7 +167,7 @@ def test_a_second_definition_of_a_name_gets_its_variant() -> None:
     catalog = Catalog()
     names = [catalog.add(_definition(eps)) for eps in ("1e-6", "1e-5", "1e-6", "1e-5")]
     assert names == ["rmsnorm_h8", "rmsnorm_h8_eps1e-5"] * 2
-    assert [of.name for of in catalog] == names[:2]
+    assert [of.name for of in catalog.values()] == names[:2]
 
 
 def shown(*rows: str) -> NDArray[np.bool_]:

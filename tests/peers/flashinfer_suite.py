@@ -16,7 +16,7 @@ from flashinfer_bench.bench.utils import gen_inputs, load_safetensors
 from flashinfer_bench.data import TraceSet
 from safetensors.torch import load_file
 
-from llamacpp_instr.converters.exports.flashinfer.dataset import OUTPUT
+from llamacpp_instr.converters.exports.flashinfer.workloads import OUTPUT
 from llamacpp_instr.converters.validate.follow import error_of
 from tests.peers.peer_models import DECODERS, make_gemma2
 from tests.peers.run_instr import instr

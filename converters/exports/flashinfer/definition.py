@@ -1,14 +1,23 @@
-"""What flashinfer-bench calls a definition: an op with its axes, tensors and a reference.
+"""What flashinfer-bench calls a definition: an op with its axes, tensors and a reference; and one
+use of it by a graph.
 
 The format is that of flashinfer-bench 0.1.2 (`flashinfer_bench.data.Definition`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
 from typing import Any
 
+from llamacpp_instr.log.graph.ops import VIEW_OPS, op_params
+from llamacpp_instr.log.schema import Graph
+
 Axes = dict[str, int]
+HALF = "f16"
+"""the stored type that the format has, too; the others are exported as float32"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Definition:
     variant: str = ""
     """what the name does not include, for a second definition of the same name"""
     tags: frozenset[str] = frozenset()
-    constraints: tuple[str, ...] = field(default=())
+    constraints: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The content of its file."""
@@ -68,34 +77,94 @@ class Definition:
         return tuple((self.fixed | axes)[name] for name in names)
 
 
-class Catalog:
+class Catalog(dict[str, Definition]):
     """The definitions of one data set. Of several with one name, the first keeps it; the others
     get their variant at the end."""
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, Definition] = {}
 
     def add(self, definition: Definition) -> str:
         """The name under which the data set has the definition; its tags are united."""
         name = definition.name
-        there = self._by_name.get(name)
+        there = self.get(name)
         if there is not None and not _same(there, definition):
             name = f"{name}_{definition.variant}"
-            there = self._by_name.get(name)
+            there = self.get(name)
             assert there is None or _same(there, replace(definition, name=name)), name
         tags = definition.tags | (there.tags if there else frozenset())
-        self._by_name[name] = replace(definition, name=name, tags=tags)
+        self[name] = replace(definition, name=name, tags=tags)
         return name
-
-    def __getitem__(self, name: str) -> Definition:
-        return self._by_name[name]
-
-    def __iter__(self) -> Any:
-        return iter(self._by_name.values())
-
-    def __len__(self) -> int:
-        return len(self._by_name)
 
 
 def _same(a: Definition, b: Definition) -> bool:
     return replace(a, tags=frozenset(), about="") == replace(b, tags=frozenset(), about="")
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """Nodes of a graph that compute a definition."""
+
+    definition: Definition
+    axes: Axes
+    nodes: tuple[int, ...]
+    """the last has the output"""
+    reads: dict[str, int]
+    """the tensor of each input, named as the log names sources"""
+    indices: dict[str, int] = field(default_factory=dict)
+    """integers of an input that cannot be any: they lie below this, or count up if it is 0"""
+    attention: bool = False
+    """whether sizes and definition depend on the masks of a compute"""
+
+
+class GraphNodes:
+    """The nodes of a graph, and what reads them. A tensor is a node's number, or -1 minus that of a
+    leaf."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes = graph.whole
+
+    @cached_property
+    def readers(self) -> Counter[int]:
+        """How many nodes read each node."""
+        return Counter(source for sources in self.nodes.src for source in sources)
+
+    def op(self, tensor: int) -> str:
+        return self.nodes.op[tensor] if tensor >= 0 else ""
+
+    def type(self, tensor: int) -> str:
+        return self.nodes.type[tensor] if tensor >= 0 else self.graph.leaf(tensor).type
+
+    def ne(self, tensor: int) -> tuple[int, int, int, int]:
+        """In ggml's order: the length of a row first."""
+        of = self.nodes.ne[tensor] if tensor >= 0 else self.graph.leaf(tensor).ne
+        a, b, c, d = [*of, 1, 1, 1, 1][:4]
+        return a, b, c, d
+
+    def rows(self, tensor: int) -> int:
+        return prod(self.ne(tensor)[1:])
+
+    def params(self, node: int) -> dict[str, Any]:
+        return op_params(self.nodes.op[node], self.nodes.params[node])
+
+    def is_weight(self, tensor: int) -> bool:
+        """Also through views of one."""
+        base = self.base(tensor)
+        return base < 0 and self.graph.leaf(base).tensor >= 0
+
+    def base(self, tensor: int) -> int:
+        """What a chain of views begins with."""
+        while tensor >= 0 and self.nodes.op[tensor] in VIEW_OPS and self.nodes.src[tensor]:
+            tensor = self.nodes.src[tensor][0]
+        return tensor
+
+
+def dtype_of(type_: str) -> str:
+    """The format's type for a stored one."""
+    return "float16" if type_ == HALF else "float32"
+
+
+def type_tags(kind: str, type_: str) -> frozenset[str]:
+    """`quantization:q4_k`, or `weights:f16` for floats that are not float32."""
+    if type_ == "f32":
+        return frozenset()
+    floats = type_ in ("f16", "bf16")
+    return frozenset({f"{kind if floats else 'quantization'}:{type_.lower()}"})

@@ -127,7 +127,7 @@ def run(x, positions{factors}):
     return torch.cat((turned, x[..., WIDTH:].float()), dim=-1)
 """
 
-_SCORES = """
+SCORES = """
 def capped(scores):
     return CAP * torch.tanh(scores / CAP) if CAP else scores
 
@@ -139,9 +139,7 @@ def weighted(scores, v{sinks}):
     return torch.einsum("hqn,nhd->qhd", shares, v), lse.T
 """
 
-DECODE = (
-    _SCORES
-    + """
+DECODE = """
 
 def run(q, k_cache, v_cache, kv_indptr, kv_indices, sm_scale{sinks}):
     batch, heads, _ = q.shape
@@ -157,11 +155,8 @@ def run(q, k_cache, v_cache, kv_indptr, kv_indices, sm_scale{sinks}):
         output[i : i + 1], lse[i : i + 1] = weighted(scores, v{sinks})
     return output, lse
 """
-)
 
-PREFILL = (
-    _SCORES
-    + """
+PREFILL = """
 
 def run(q, k, v, qo_indptr, kv_indptr, sm_scale{sinks}):
     heads = q.shape[1]
@@ -185,7 +180,6 @@ def run(q, k, v, qo_indptr, kv_indptr, sm_scale{sinks}):
         output[rows], lse[rows] = weighted(scores, v_i{sinks})
     return output, lse
 """
-)
 
 MLA_DECODE = """
 def run(q_nope, q_pe, ckv_cache, kpe_cache, kv_indptr, kv_indices, sm_scale):

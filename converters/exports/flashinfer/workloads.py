@@ -1,4 +1,5 @@
-"""What the computes of sessions used: which definition, with which sizes, how often, how long.
+"""What the computes of sessions used: which definition, with which sizes, how often, how long; and
+what is made of it: a data set, and a report about one.
 
 Invariant: the time of a kernel counts once: for the use that has its nodes, or as an op without
 definition. Times are those of thread 0, which takes part in every kernel.
@@ -8,71 +9,43 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.converters.exports.flashinfer import simple
-from llamacpp_instr.converters.exports.flashinfer.attention import (
+from llamacpp_instr.converters.exports.flashinfer.definition import (
+    Axes,
+    Catalog,
+    Definition,
+    GraphNodes,
+    Use,
+)
+from llamacpp_instr.converters.exports.flashinfer.uses import (
     Case,
     Int32,
-    attention,
     case_of,
+    uses_of,
     views_of_log,
 )
-from llamacpp_instr.converters.exports.flashinfer.definition import Axes, Catalog, Definition
-from llamacpp_instr.converters.exports.flashinfer.use import GraphNodes, Use
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, attentions
 from llamacpp_instr.log.graph.kernels import kernel_nodes, node_backends, without_copies
 from llamacpp_instr.log.schema import Plan
 from llamacpp_instr.log.session import Session, in_order
 from llamacpp_instr.log.steps import Account, counted_steps
+from llamacpp_instr.report.report import Cell, Column, Report, columns_of, shown
 
-_Matcher = Callable[[GraphNodes, int], Use | None]
-_MATCHERS: dict[str, tuple[_Matcher, int]] = {
-    "MUL_MAT": (simple.gemm, 2),
-    "MUL_MAT_ID": (simple.experts, 3),
-    "RMS_NORM": (simple.norm, 1),
-    "NORM": (simple.norm, 1),
-    "GET_ROWS": (simple.rows, 2),
-    "ROPE": (simple.rope, 2),
-    "GLU": (simple.activation, 1),
-    "UNARY": (simple.activation, 1),
-    "SOFT_MAX": (simple.softmax, 1),
-    "ARGSORT": (simple.topk, 1),
-    "TOP_K": (simple.topk, 1),
-    "FLASH_ATTN_EXT": (attention, 3),
-    **dict.fromkeys(("ADD", "SUB", "MUL", "DIV"), (simple.elementwise, 2)),
-}
-"""by op: what describes a node, and how many sources it has at least"""
-
-
-def uses_of(g: GraphNodes) -> list[Use]:
-    """The uses of definitions, in the order of their first nodes. A node belongs to one use at
-    most; nodes in none have no definition."""
-    found: dict[int, Use] = {}
-    # a norm takes the sum before it and the product behind it
-    norms = [i for i, op in enumerate(g.nodes.op) if op in ("RMS_NORM", "NORM")]
-    for node in [*norms, *range(len(g.nodes.op))]:
-        matcher, least = _MATCHERS.get(g.nodes.op[node], (None, 0))
-        if node in found or matcher is None or not g.nodes.exec[node]:
-            continue
-        if len(g.nodes.src[node]) < least:
-            continue
-        with suppress(ArithmeticError, ValueError):  # impossible sizes and parameters
-            use = matcher(g, node)
-            if use is not None:
-                found.update(dict.fromkeys(use.nodes, use))
-    return sorted(dict.fromkeys(found.values()), key=lambda use: use.nodes[0])
-
-
+Arrays = Mapping[str, NDArray[Any]]
+OUTPUT = "llama.cpp:"
+"""before the name of an output among the tensors of a workload"""
+NOT_FOUND = "definition not found"
 _MOST = 1 << 24
 """rows or cells, beyond which a log is damaged"""
 _NAMES = uuid.UUID("5f7e1c7a-52d1-4a0e-9c44-0d5f4f3f7a51")
@@ -234,10 +207,157 @@ def simple_case(definition: Definition, use: Use) -> Case:
     """A use whose sizes the graph determines, with integers that are valid: they count from 0, or
     are random below their bound."""
     integers = {}
-    for name, of in use.indices.items():
+    for name, below in use.indices.items():
         shape = definition.shape(name, use.axes)
-        if of.below:
-            integers[name] = np.random.default_rng(0).integers(0, of.below, shape, np.int32)
+        if below:
+            integers[name] = np.random.default_rng(0).integers(0, below, shape, np.int32)
         else:
             integers[name] = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     return Case(definition, use.axes, integers, {})
+
+
+# --- the data set ---
+
+
+def write_tensors(found: Found, folder: Path, workload: Workload, arrays: Arrays) -> None:
+    """Writes the tensors of a workload below `folder`: by the names of inputs, or of outputs behind
+    `OUTPUT`."""
+    from safetensors.numpy import save_file
+
+    path = folder / _blob(found, workload)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path)
+
+
+def write_dataset(found: Found, folder: Path, captured: Mapping[str, Collection[str]]) -> None:
+    """Writes a data set in the layout that `flashinfer_bench.TraceSet.from_path` reads below
+    `folder`, which has nothing but captured tensors: `captured` has their names, by the id of their
+    workload.
+
+    definitions/OP_TYPE/NAME.json, workloads/OP_TYPE/NAME.jsonl, and the tensors of workloads in
+    blob/workloads/OP_TYPE/NAME. `occurrences.json` is ours: how often each workload occurred.
+    """
+    by_name: dict[str, list[Workload]] = {}
+    for workload in found.workloads.values():
+        by_name.setdefault(workload.name, []).append(workload)
+    for definition in found.catalog.values():
+        place = Path(definition.op_type) / definition.name
+        _write(folder / "definitions" / place.with_name(f"{place.name}.json"), definition.as_json())
+        lines = []
+        for workload in by_name[definition.name]:
+            stored = captured.get(workload.id, workload.integers)
+            if workload.integers and workload.id not in captured:
+                write_tensors(found, folder, workload, workload.integers)
+            inputs: dict[str, Any] = {}
+            for name in definition.inputs:
+                if name in workload.scalars:
+                    inputs[name] = {"type": "scalar", "value": workload.scalars[name]}
+                elif name in stored:
+                    path = str(_blob(found, workload))
+                    inputs[name] = {"type": "safetensors", "path": path, "tensor_key": name}
+                else:
+                    inputs[name] = {"type": "random"}
+            whole = {"uuid": workload.id, "axes": workload.axes, "inputs": inputs}
+            unsolved = {"solution": None, "evaluation": None}
+            lines.append({"definition": definition.name, "workload": whole, **unsolved})
+        file = folder / "workloads" / place.with_name(f"{place.name}.jsonl")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _write(folder / "occurrences.json", _occurrences(found))
+
+
+def _blob(found: Found, workload: Workload) -> Path:
+    name = workload.name
+    folder = Path("blob", "workloads", found.catalog[name].op_type, name)
+    return folder / f"{name}_{workload.id}.safetensors"
+
+
+def _occurrences(found: Found) -> dict[str, Any]:
+    return {
+        "workloads": [
+            {"definition": of.name, "uuid": of.id, "axes": of.axes, "times": of.times, "ns": of.ns,
+             "at_most": of.at_most}
+            for of in found.workloads.values()
+        ],
+        "without_definition": [
+            {"op": op, "times": of.times, "ns": of.ns} for op, of in found.undescribed.items()
+        ],
+    }  # fmt: skip
+
+
+def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def load_definitions(dataset: Path) -> dict[str, dict[str, int]]:
+    """The constant axes of each definition of a data set, by name. Raises `UsageError` for a folder
+    that is not one, and for a file that is not a definition."""
+    folder = dataset / "definitions"
+    files = sorted(folder.rglob("*.json")) if folder.is_dir() else []
+    if not files:
+        raise UsageError(f"{dataset} is not a data set of flashinfer-bench: it has no definitions")
+    found = {}
+    for file in files:
+        try:
+            whole: Any = json.loads(file.read_bytes())
+            axes = {name: of["value"] for name, of in whole["axes"].items() if "value" in of}
+            found[str(whole["name"])] = axes
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise UsageError(f"{file} is not a definition of flashinfer-bench") from None
+    return found
+
+
+def coverage_report(found: Found, there: dict[str, dict[str, int]] | None) -> Report:
+    """A row for each definition, and for each op without one, with its share of the time of all
+    kernels. `there` are the definitions of another data set, for the last column."""
+    described = sum(of.ns for of in found.workloads.values())
+    total = described + sum(of.ns for of in found.undescribed.values())
+    rows: list[tuple[str, str | None, int | None, int, int, str]] = []
+    for definition in found.catalog.values():
+        workloads = [of for of in found.workloads.values() if of.name == definition.name]
+        times, ns = sum(of.times for of in workloads), sum(of.ns for of in workloads)
+        status = _status(definition, (there or {}).get(definition.name))
+        rows.append((definition.name, definition.op_type, len(workloads), times, ns, status))
+    rows += [(op, None, None, of.times, of.ns, NOT_FOUND) for op, of in found.undescribed.items()]
+    rows.sort(key=lambda row: -row[4])
+    columns = [
+        *columns_of("text", "definition", "type"),
+        *columns_of("count", "workloads", "times"),
+        Column("time", "ns"),
+        Column("share", "fraction"),
+        Column("in the data set"),
+    ]
+    cells: list[list[Cell]] = [
+        [*figures, ns, ns / total if total else None, status] for *figures, ns, status in rows
+    ]
+    if there is None:
+        columns, cells = columns[:-1], [row[:-1] for row in cells]
+    report = Report("Definitions", columns, cells)
+    report.figures = {
+        "time of all kernels": (total, "ns"),
+        "described": (described / total if total else 0, "fraction"),
+    }
+    if there is not None:
+        covered = sum(ns for *_, ns, status in rows if status == "found")
+        share = covered / total if total else 0.0
+        report.figures["covered"] = (share, "fraction")
+        report.notes.append(
+            f"The data set has a definition for {shown(share, 'fraction')} of the time."
+        )
+    if found.undescribed:
+        report.notes.append("Rows without a type are ops that no definition describes.")
+    if any(of.at_most for of in found.workloads.values()):
+        report.notes.append(
+            "The log does not record what some masks showed: their workloads see all cells."
+        )
+    report.notes += found.notes
+    return report
+
+
+def _status(definition: Definition, axes: dict[str, int] | None) -> str:
+    """What the definition of that name in another data set, which has these axes, is."""
+    if axes is None:
+        return NOT_FOUND
+    differ = sorted(name for name, n in definition.fixed.items() if axes.get(name, n) != n)
+    return f"{', '.join(differ)} differ" if differ else "found"

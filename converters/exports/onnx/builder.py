@@ -17,8 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from llamacpp_instr.converters.exports.onnx.tensors import Place, Tensors
-from llamacpp_instr.converters.exports.onnx.views import Slices, find_slices, places
+from llamacpp_instr.converters.exports.onnx.tensors import (
+    Place,
+    Slices,
+    Tensors,
+    find_slices,
+    places,
+)
 from llamacpp_instr.log.schema import Graph
 
 ELEMENTS = {
@@ -208,7 +213,10 @@ class Builder:
             if self.tensors.is_weight(base):
                 self.weights[base] = name
             else:
-                kind = ELEMENTS.get(self.tensors.type(base), TensorProto.FLOAT)
-                shape = self.tensors.shape(base)
-                self.inputs[base] = helper.make_tensor_value_info(name, kind, shape)
+                self.inputs[base] = self.info(base, name)
         return self._values[base]
+
+    def info(self, tensor: int, value: str) -> ValueInfoProto:
+        """Type and shape of a value in the type that its tensor is stored in."""
+        kind = ELEMENTS.get(self.tensors.type(tensor), TensorProto.FLOAT)
+        return helper.make_tensor_value_info(value, kind, self.tensors.shape(tensor))

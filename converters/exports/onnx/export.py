@@ -1,25 +1,34 @@
 """A graph of llama.cpp as an ONNX model: its inputs, outputs, weights, and what has no mapping.
 
 Invariant: every node whose kernel runs becomes operators, or one named operator of the domain
-`ggml`, which is listed. https://onnx.ai/onnx/repo-docs/IR.html
+`ggml`, which is listed. https://onnx.ai/onnx/repo-docs/IR.html Weights are inputs, or written
+beside the model, as external data (https://onnx.ai/onnx/repo-docs/ExternalData.html): F32 and F16
+as they are, every other type as float32. Memory holds one piece of a weight at a time, so a model
+may be larger than memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
+from typing import Any, BinaryIO, Protocol
 
+from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.exports.onnx import attention, ops, recurrent
+from llamacpp_instr.base.terminal import OnProgress
+from llamacpp_instr.converters.exports.onnx import ops
 from llamacpp_instr.converters.exports.onnx.builder import CUSTOM, ELEMENTS, Builder
 from llamacpp_instr.log.graph.ops import VIEW_OPS, blocks_of
 from llamacpp_instr.log.graph.words import OPSET
-from llamacpp_instr.log.schema import Graph
+from llamacpp_instr.log.schema import Graph, Leaf
 
 IR_VERSION = 10
 """the first with metadata of nodes"""
+ALIGNMENT = 4096
+"""bytes: a program may map each weight"""
 
 
 @dataclass
@@ -37,56 +46,6 @@ class Exported:
     """the names of the values of nodes"""
     missing: dict[str, int] = field(default_factory=dict)
     """ops without a mapping, and how many nodes have them"""
-
-
-_Convert = Callable[[Builder, int], "str | None"]
-_OPS: dict[str, _Convert] = {
-    "ADD": ops.with_second("Add"),
-    "ADD1": ops.with_second("Add"),
-    "ADD_ID": ops.add_id,
-    "ARANGE": ops.arange,
-    "ARGMAX": ops.argmax,
-    "ARGSORT": ops.argsort,
-    "CLAMP": ops.clamp,
-    "CONCAT": ops.concat,
-    "CONT": ops.copied,
-    "COS": ops.of_one("Cos"),
-    "CPY": ops.copied,
-    "CUMSUM": ops.cumsum,
-    "DIV": ops.with_second("Div"),
-    "DUP": ops.copied,
-    "FILL": ops.fill,
-    "FLASH_ATTN_EXT": attention.flash_attention,
-    "GATED_DELTA_NET": recurrent.gated_delta_net,
-    "GET_ROWS": ops.get_rows,
-    "GLU": ops.glu,
-    "L2_NORM": ops.l2_norm,
-    "LEAKY_RELU": ops.leaky_relu,
-    "LIGHTNING_INDEXER": attention.lightning_indexer,
-    "LOG": ops.of_one("Log"),
-    "MEAN": ops.reduced("ReduceMean"),
-    "MUL": ops.with_second("Mul"),
-    "MUL_MAT": ops.mul_mat,
-    "MUL_MAT_ID": ops.mul_mat_id,
-    "NORM": ops.norm,
-    "REPEAT": ops.repeat,
-    "RMS_NORM": ops.rms_norm,
-    "ROPE": attention.rope,
-    "ROPE_BACK": attention.rope,
-    "SCALE": ops.scale,
-    "SET_ROWS": ops.set_rows,
-    "SIN": ops.of_one("Sin"),
-    "SOFT_MAX": attention.soft_max,
-    "SQR": ops.square,
-    "SQRT": ops.of_one("Sqrt"),
-    "SSM_CONV": recurrent.ssm_conv,
-    "SSM_SCAN": recurrent.ssm_scan,
-    "SUB": ops.with_second("Sub"),
-    "SUM": ops.total,
-    "SUM_ROWS": ops.reduced("ReduceSum"),
-    "TOP_K": ops.argsort,
-    "UNARY": ops.unary,
-}
 
 
 def export_graph(graph: Graph, outputs: Sequence[int] = ()) -> Exported:
@@ -109,7 +68,9 @@ def export_graph(graph: Graph, outputs: Sequence[int] = ()) -> Exported:
         value = _checked(graph, b, i)
         if value is None:
             missing[op] = missing.get(op, 0) + 1
-            value = _custom(b, i)
+            # an operator of ours, with ggml's parameters as they are
+            values = [ops.four(b, source) for source in nodes.src[i]]
+            value = b.add(op, *values, domain=CUSTOM, op_params=[*nodes.params[i]] or [0])
         value = b.as_stored(i, value)
         if b.tensors.written(i) is None:
             value = names[i] = b.rename(value, nodes.name[i])
@@ -126,9 +87,7 @@ def export_node(graph: Graph, node: int) -> Exported | None:
     if value is None:
         return None
     value = b.rename(b.as_stored(node, value), "value")
-    kind = ELEMENTS.get(b.tensors.nodes.type[node], TensorProto.FLOAT)
-    shape = b.tensors.shape(node)
-    output = helper.make_tensor_value_info(value, kind, shape)
+    output = b.info(node, value)
     made = helper.make_graph(b.nodes, "node", [*b.inputs.values()], [output], b.constants)
     domains = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(made, opset_imports=domains, ir_version=IR_VERSION)
@@ -139,7 +98,7 @@ def export_node(graph: Graph, node: int) -> Exported | None:
 def _checked(graph: Graph, b: Builder, node: int) -> str | None:
     """The value of a node, None for one without a mapping."""
     nodes = b.tensors.nodes
-    convert = _OPS.get(nodes.op[node])
+    convert = ops.OPS.get(nodes.op[node])
     try:
         return convert(b, node) if convert else None
     except (ArithmeticError, LookupError, ValueError):
@@ -148,13 +107,6 @@ def _checked(graph: Graph, b: Builder, node: int) -> str | None:
             " sources or shapes that this op cannot have, so it cannot be exported; of a log,"
             " `instr check` says what is wrong"
         ) from None
-
-
-def _custom(b: Builder, node: int) -> str:
-    """An operator of ours, with ggml's parameters as they are."""
-    values = [ops.four(b, source) for source in ops.sources_of(b, node)]
-    words = list(b.tensors.nodes.params[node]) or [0]
-    return b.add(b.tensors.nodes.op[node], *values, domain=CUSTOM, op_params=words)
 
 
 def _model(
@@ -166,15 +118,14 @@ def _model(
     b.begin("outputs", {})
     outputs = []
     for i in returned:
-        value = b.add("Identity", names[i]) if _is_input(b, names[i]) else names[i]
-        kind = ELEMENTS.get(nodes.type[i], TensorProto.FLOAT)
-        outputs.append(helper.make_tensor_value_info(value, kind, b.tensors.shape(i)))
+        is_input = any(info.name == names[i] for info in b.inputs.values())
+        value = b.add("Identity", names[i]) if is_input else names[i]
+        outputs.append(b.info(i, value))
     state = {}
     for leaf, value in b.written.items():
         output = b.rename(b.add("Identity", value), f"{b.tensors.name(leaf)} after")
         state[leaf] = output
-        kind = ELEMENTS.get(b.tensors.type(leaf), TensorProto.FLOAT)
-        outputs.append(helper.make_tensor_value_info(output, kind, b.tensors.shape(leaf)))
+        outputs.append(b.info(leaf, output))
     infos = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, b.tensors.shape(i))
         for i, name in names.items()
@@ -193,5 +144,65 @@ def _model(
     return Exported(model, inputs, state, b.weights, names, missing)
 
 
-def _is_input(b: Builder, name: str) -> bool:
-    return any(info.name == name for info in b.inputs.values())
+# --- weights ---
+
+
+class Weights(Protocol):
+    """Where the numbers of weights come from."""
+
+    def check(self, leaf: Leaf) -> None:
+        """Raises `UsageError` for a weight that it does not have."""
+
+    def pieces(self, leaf: Leaf) -> Iterator[NDArray[Any]]:
+        """The weight in stored order: float16 if it is of type F16, else float32."""
+
+
+def with_external_weights(
+    exported: Exported, graph: Graph, weights: Weights, name: str, data: BinaryIO,
+    on_progress: OnProgress,
+) -> ModelProto:  # fmt: skip
+    """The ONNX model whose weights lie in the file `name` beside it; writes them to `data`.
+
+    `on_progress` gets the bytes written and in total. Raises `UsageError` for a weight that
+    `weights` does not have.
+    """
+    leafs = {value: graph.leaf(leaf) for leaf, value in exported.weights.items()}
+    for leaf in leafs.values():
+        weights.check(leaf)
+    total = weight_bytes(exported, graph)
+    at = done = 0
+    for value, leaf in leafs.items():
+        data.write(bytes(-at % ALIGNMENT))
+        at += -at % ALIGNMENT
+        for piece in weights.pieces(leaf):
+            data.write(piece.data)
+            done += piece.nbytes
+            on_progress(done, total)
+        kind = TensorProto.FLOAT16 if leaf.type == "f16" else TensorProto.FLOAT
+        tensor = TensorProto(
+            name=value, dims=leaf.ne[::-1], data_location=TensorProto.EXTERNAL, data_type=kind
+        )
+        for key, entry in (("location", name), ("offset", at), ("length", _bytes(leaf))):
+            tensor.external_data.add(key=key, value=str(entry))
+        exported.model.graph.initializer.append(tensor)
+        at += _bytes(leaf)
+    return exported.model
+
+
+def with_weights_as_inputs(exported: Exported, graph: Graph) -> ModelProto:
+    """The ONNX model without weights: they are further inputs."""
+    for leaf, value in exported.weights.items():
+        of = graph.leaf(leaf)
+        kind = ELEMENTS.get(of.type, TensorProto.FLOAT)
+        info = helper.make_tensor_value_info(value, kind, list(reversed(of.ne)))
+        exported.model.graph.input.append(info)
+    return exported.model
+
+
+def weight_bytes(exported: Exported, graph: Graph) -> int:
+    """The bytes of all weights as `with_external_weights` writes them."""
+    return sum(_bytes(graph.leaf(leaf)) for leaf in exported.weights)
+
+
+def _bytes(leaf: Leaf) -> int:
+    return prod(leaf.ne) * (2 if leaf.type == "f16" else 4)

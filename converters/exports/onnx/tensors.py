@@ -1,5 +1,9 @@
 """Where the elements of each tensor of a graph lie: in which tensor of its own, and with which
-strides.
+strides; and what a view selects, as steps that standard operators know.
+
+A view names elements of a contiguous tensor by an offset and strides. Where each stride is a
+multiple of the next, the base can be reshaped so that the view is a slice of each dimension. Any
+other view is a list of positions.
 
 Invariant: a tensor is named as a source is in the log: a node by its number, a leaf by -1 minus its
 number. Shapes and strides have four dimensions in numpy's order, strides count elements.
@@ -7,13 +11,19 @@ number. Shapes and strides have four dimensions in numpy's order, strides count 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.graph.ops import VIEW_OPS
 from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 from llamacpp_instr.model.types import GgmlType, type_named
 
+Int64 = NDArray[np.int64]
 Four = tuple[int, ...]
 
 
@@ -111,3 +121,61 @@ class Tensors:
             for n in ne[1:]:
                 nb.append(nb[-1] * n)
         return [*nb, *[nb[-1]] * 4][:4]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Reshape the base, slice each dimension, exchange dimensions, reshape."""
+
+    reshape: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    transpose: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every element is selected."""
+        return self.ends == self.reshape and not any(self.starts)
+
+    @property
+    def is_base(self) -> bool:
+        """Whether every element is selected, in the base's order."""
+        return self.is_whole and list(self.transpose) == sorted(self.transpose)
+
+
+def places(offset: int, shape: Sequence[int], strides: Sequence[int]) -> Int64:
+    """The position of each element of a view in its flat base, an array of the view's shape."""
+    steps = [np.arange(n) * stride for n, stride in zip(shape, strides, strict=True)]
+    index: Int64 = reduce(np.add.outer, steps, np.int64(offset))
+    return index
+
+
+def find_slices(
+    n_base: int, offset: int, shape: Sequence[int], strides: Sequence[int]
+) -> Slices | None:
+    """The steps from a contiguous base of `n_base` elements to a view of it, None if only a list of
+    positions selects it."""
+    axes = [axis for axis, n in enumerate(shape) if n > 1]
+    axes.sort(key=lambda axis: -strides[axis])
+    steps = [strides[axis] for axis in axes]
+    if any(step < 1 for step in steps) or 0 in shape:
+        return None
+    reshape, starts, ends = [], [], []
+    whole, rest = n_base, offset
+    for axis, step in zip(axes, steps, strict=True):
+        if whole % step:
+            return None
+        start, rest = divmod(rest, step)
+        reshape.append(whole // step)
+        starts.append(start)
+        ends.append(start + shape[axis])
+        whole = step
+    # what is left of the base below the smallest stride
+    reshape.append(whole)
+    starts.append(rest)
+    ends.append(rest + 1)
+    if any(end > n for end, n in zip(ends, reshape, strict=True)):
+        return None
+    order = [axes.index(axis) for axis in sorted(axes)]
+    return Slices(tuple(reshape), tuple(starts), tuple(ends), (*order, len(axes)), tuple(shape))

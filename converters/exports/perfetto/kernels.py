@@ -1,54 +1,199 @@
 """The slices of layers and ops: templates, and the computes that wait to be filled into them.
 
+A plan's kernels never change, so computes differ only in when the kernels began and ended, and in
+what follows from that. A template has the packets of a whole compute on one thread, with these
+values at known offsets and in a fixed width, and numpy writes them for several computes at once. To
+find the offsets, the packets are serialized with marks in place of the values. All bytes of a mark
+are at least 0x7F, so it is not part of any text or small number.
+
 Invariant: the number of waiting computes and of kept templates is bounded for every log.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+import struct
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
-from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from llamacpp_instr.converters.exports.perfetto.packets import Packets
-from llamacpp_instr.converters.exports.perfetto.template import (
-    ComputeTemplate,
-    Times,
-    layers_template,
-    runs_template,
-    thread_template,
-)
+from llamacpp_instr.converters.exports.perfetto.packets import BEGIN, Packets, closing, event_packet
+from llamacpp_instr.converters.exports.traced import TEMPLATES, Span, layer_spans, spans_of_thread
 from llamacpp_instr.log.graph.kernels import KernelWork
-from llamacpp_instr.log.graph.timeline import PlanTimeline, Selection, plan_timeline
-from llamacpp_instr.log.schema import Graph, Layers, Ops, Plan
+from llamacpp_instr.log.graph.timeline import PlanTimeline, Selection, layer_name
+from llamacpp_instr.log.schema import Layers, Ops
 from llamacpp_instr.log.session import interval_columns
 
 Int64 = NDArray[np.int64]
 
+_OF_THREAD = ("what", "tensor", "layer")
+"""arguments of ops on a thread's own track"""
 BATCH = 4096
 """kernels of one plan and thread that are filled in at once"""
-TEMPLATES = 64
-"""templates that are kept; once the graph has changed, older ones are no longer used"""
+_NUMBER, _NUMBER_BYTES = 2**63 - 1, b"\xff" * 8 + b"\x7f"
+"""the mark of a number below 2**63: the longest varint of such a number"""
+_RATE_BYTES = b"\xff" * 6 + b"\xef\xff"
+(_RATE,) = struct.unpack("<d", _RATE_BYTES)
+_FLOW, _FLOW_BYTES = 2**64 - 1, b"\xff" * 8
+
+
+class ComputeTemplate:
+    """The packets of any computes of `n_kernels` on one track, which have these spans; `edges` are
+    flows from a kernel's span to another one's."""
+
+    def __init__(
+        self,
+        packets: Packets,
+        track: int,
+        n_kernels: int,
+        spans: Sequence[Span],
+        edges: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._packets, self._track, self._n = packets, track, n_kernels
+        self._parts: list[bytes] = []
+        self.size = 0
+        """bytes of one compute"""
+        self.n_flows = len(edges)
+        # offsets of values, each with the number of the value
+        self._times: list[tuple[int, int]] = []
+        self._rates: list[tuple[int, int]] = []
+        self._amounts: list[tuple[int, int]] = []
+        self._flows: list[tuple[int, int]] = []
+        out: defaultdict[int, list[int]] = defaultdict(list)
+        into: defaultdict[int, list[int]] = defaultdict(list)
+        for number, (producer, reader) in enumerate(edges):
+            out[producer].append(number)
+            into[reader].append(number)
+        ends: list[int] = []
+        for span in spans:
+            while ends and self._moment(ends[-1]) <= self._moment(span.begin):
+                self._add(ends.pop(), closing(track))
+            flows = (out[span.begin], into[span.begin]) if span.op else ([], [])
+            self._begin(span, *flows)
+            ends.append(span.end)
+        for end in reversed(ends):
+            self._add(end, closing(track))
+        self._bytes = np.frombuffer(bytearray(b"".join(self._parts)), np.uint8)
+        self._parts.clear()
+        for at, _ in self._times + self._amounts:
+            self._bytes[at + 8] = 0
+        self._fields = [
+            np.array(places, np.intp).reshape(-1, 2).T
+            for places in (self._times, self._rates, self._amounts, self._flows)
+        ]
+
+    def _moment(self, time: int) -> int:
+        """Orders the numbers of times: a kernel begins, ends, then the next one begins."""
+        return 2 * time if time < self._n else 2 * (time - self._n) + 1
+
+    def _begin(self, span: Span, out: Sequence[int], into: Sequence[int]) -> None:
+        colour = span.category if span.op else ""
+        event = self._packets.event(BEGIN, self._track, span.name, span.category, colour=colour)
+        self._packets.add_args(event, span.args, keep=True)
+        self._packets.add_args(event, dict.fromkeys(span.amounts, _NUMBER))
+        self._packets.add_args(event, dict.fromkeys(span.rates, _RATE))
+        event.flow_ids.extend([_FLOW] * len(out))
+        event.terminating_flow_ids.extend([_FLOW] * len(into))
+        self._add(span.begin, event)
+        # of all args the marked ones are the last, so their bytes are the last of that kind
+        self._amounts += self._last(_NUMBER_BYTES, span.amounts.values())
+        self._rates += self._last(_RATE_BYTES, span.rates.values())
+        self._flows += self._last(_FLOW_BYTES, [*out, *into])
+
+    def _add(self, time: int, event: pb.TrackEvent) -> None:
+        packet = event_packet(_NUMBER, event)
+        self._times.append((self.size + packet.index(_NUMBER_BYTES), time))
+        self._parts.append(packet)
+        self.size += len(packet)
+
+    def _last(self, mark: bytes, values: Collection[int]) -> Iterator[tuple[int, int]]:
+        """The offset of each value: of the last marks in the packet that was added last."""
+        packet = self._parts[-1]
+        found = [len(packet)]
+        for _ in values:
+            found.append(packet.rindex(mark, 0, found[-1]))
+        offsets = [self.size - len(packet) + at for at in found[:0:-1]]
+        return zip(offsets, values, strict=True)
+
+    def fill(
+        self, begin: Int64, end: Int64, done: Int64, amounts: Int64, first_flow: int = 0
+    ) -> NDArray[np.uint8]:
+        """The packets of n computes, one after the other. `begin` and `end` are (n, kernels) in
+        absolute ns, `done` is (n,): when all threads were done. Amounts are (n, any), or (1, any)
+        if all computes have the same. Flows are numbered from `first_flow` on, `n_flows` for each
+        compute."""
+        (time_at, time_of), (rate_at, rate_of), (amount_at, amount_of), flows = self._fields
+        n = len(begin)
+        # the last word may reach beyond the end
+        out = np.empty(n * self.size + 8, np.uint8)
+        rows = out[: n * self.size].reshape(n, self.size)
+        rows[:] = self._bytes
+        # the same bytes as words that begin at any byte: one store writes eight of them
+        words = np.ndarray((n, self.size), "<u8", out, strides=(self.size, 1))
+        doubles = np.ndarray((n, self.size), "<f8", out, strides=(self.size, 1))
+        t = np.concatenate((begin, end, done[:, None]), axis=1)[:, time_of]
+        _put(rows, words, time_at, t)
+        if len(rate_at):
+            dur = (end - begin)[:, rate_of % self._n]
+            # a duration below the resolution of the clock has no rate: 0
+            rates = amounts[:, rate_of] / np.maximum(dur, 1)
+            doubles[:, rate_at] = np.where(dur > 0, rates, 0.0)
+        if len(amount_at):
+            _put(rows, words, amount_at, amounts[:, amount_of])
+        flow_at, flow_of = flows
+        if len(flow_at):
+            base = first_flow + self.n_flows * np.arange(n)
+            words[:, flow_at] = base[:, None] + flow_of
+        return out[: n * self.size]
+
+
+def _put(
+    rows: NDArray[np.uint8], words: NDArray[np.uint64], at: NDArray[np.intp], values: Int64
+) -> None:
+    words[:, at] = padded_words(values)
+    if values.size and int(values.max()) >> 56:
+        rows[:, at + 8] = values >> 56
+
+
+def padded_words(values: Int64) -> NDArray[np.uint64]:
+    """The first 8 bytes of varints of 9 bytes, each as a little-endian word; the last byte is
+    `values >> 56`.
+
+    A byte of a varint holds 7 bits and says with its highest bit whether another byte follows. So
+    zero bytes of bits at the end give any number below 2**63 the same width. Every parser accepts
+    them (https://protobuf.dev/programming-guides/encoding), but the protobuf classes write none.
+    """
+    x: NDArray[np.uint64] = values.astype(np.uint64)
+    # each step moves the upper half of every group up, to make room: 28 bits, 14, 7
+    for low, high, shift in _SPREAD:
+        x = (x & low) | ((x & high) << shift)
+    x |= _MORE
+    return x
+
+
+_SPREAD = np.array(
+    [
+        (0x0000_0000_0FFF_FFFF, 0x00FF_FFFF_F000_0000, 4),
+        (0x0000_3FFF_0000_3FFF, 0x0FFF_C000_0FFF_C000, 2),
+        (0x007F_007F_007F_007F, 0x3F80_3F80_3F80_3F80, 1),
+    ],
+    np.uint64,
+)
+_MORE = np.uint64(0x8080_8080_8080_8080)
 
 
 @dataclass
 class _Batch:
     template: ComputeTemplate
-    n_kernels: int
     timeline: PlanTimeline | None
     """its id is a part of the key: kept, so that no other object gets that id"""
-    n: int = 0
-    t: list[int] = field(default_factory=list)
-    columns: list[tuple[Int64 | None, Int64, Int64 | None]] = field(default_factory=list)
-    """gap, dur, wait"""
-    tail: list[int] = field(default_factory=list)
-    work: list[tuple[Int64, Int64]] = field(default_factory=list)
-    """FLOPs and bytes of each compute, or once, if all have the same; none if nothing shows it"""
+    computes: list[tuple[int, int, Int64 | None, Int64]] = field(default_factory=list)
+    """t, tail, gap and dur"""
+    amounts: list[tuple[Int64, ...]] = field(default_factory=list)
+    """of each compute, or once, if all have the same; none if nothing shows them"""
 
 
 class KernelSlices:
@@ -67,9 +212,6 @@ class KernelSlices:
         self._selection = selection
         self._flows = flows
         self._batches: OrderedDict[object, _Batch] = OrderedDict()
-        self._timelines: OrderedDict[int, PlanTimeline] = OrderedDict()
-        self._alike: OrderedDict[bytes, PlanTimeline] = OrderedDict()
-        """by the digest of what it is made of: each run of a prompt builds the same graphs again"""
         self.layers_seen: set[int] = set()
         self.ops_seen: set[str] = set()
         self.matched = False
@@ -77,111 +219,91 @@ class KernelSlices:
 
     def add_layers(self, event: Layers, track: int) -> None:
         """Adds the layers of a compute whose ops are not recorded."""
-        key = ("layers", track, tuple(event.layer))
         self.layers_seen.update(event.layer)
         if self._selection.ops is not None:
             return
         self.matched |= any(map(self._selection.has_layer, event.layer))
-        batch = self._batch(
-            key,
-            len(event.layer),
-            lambda: runs_template(self._packets, event.layer, self._selection, track),
-        )
-        self._add(batch, event, None, 0)
+        key = ("layers", track, tuple(event.layer))
+        if (batch := self._batches.get(key)) is None:
+            n = len(event.layer)
+            spans = [
+                Span(i, n + i, layer_name(layer), "layer", {"layer": layer})
+                for i, layer in enumerate(event.layer)
+                if self._selection.has_layer(layer)
+            ]
+            batch = self._begin(key, ComputeTemplate(self._packets, track, n, spans), None)
+        self._add(batch, event, 0)
 
     def add_ops(
         self, event: Ops, timeline: PlanTimeline, track: int, work: KernelWork | None
     ) -> None:
         """Adds the ops of a compute: with their `work` on the layers' track, else on a thread's
         own."""
-        gaps, waits, main = event.gap is not None, event.wait is not None, work is not None
+        gaps = event.gap is not None
         bounds = work.bound.tobytes() if work and timeline.kernels.attention else b""
-        key = (id(timeline), track, main, gaps, waits, bounds)
-
-        def make() -> ComputeTemplate:
-            packets, selection = self._packets, self._selection
+        key = (id(timeline), track, work is not None, gaps, bounds)
+        if (batch := self._batches.get(key)) is None:
+            self.layers_seen.update(op.layer for op in timeline.ops)
+            self.ops_seen.update(op.name for op in timeline.ops)
+            self.matched |= any(map(self._selection.has_op, timeline.ops))
+            edges: list[tuple[int, int]] = []
             if work:
-                bound = work.bound.tolist()
-                return layers_template(
-                    packets, timeline, selection, track, bool(self._flows), bound
-                )
-            return thread_template(packets, timeline, selection, track, gaps, waits)
-
-        batch = self._batch(key, len(event.dur), make, timeline)
-        if work and (timeline.kernels.attention or not batch.work):
-            batch.work.append((work.flops, work.bytes))
-        self._add(batch, event, event.wait, event.tail)
-
-    def timeline(self, graph: Graph, plan: Plan) -> PlanTimeline:
-        """The slices of a plan; computed once and kept while the plan is in use. Plans that differ
-        only in their ids have the same."""
-        known = self._timelines.get(plan.plan)
-        if known is None:
-            made_of = graph.splits, graph.buffers, graph.leafs, graph.nodes, plan.node, plan.n
-            content = sha256(msgspec.msgpack.encode(made_of)).digest()
-            known = self._alike.get(content)
-            if known is None:
-                known = plan_timeline(graph, plan)
-                _keep(self._alike, content, known)
-                self.layers_seen.update(op.layer for op in known.ops)
-                self.ops_seen.update(op.name for op in known.ops)
-                self.matched |= any(map(self._selection.has_op, known.ops))
-            _keep(self._timelines, plan.plan, known)
-        return known
+                spans = layer_spans(timeline, self._selection, work.bound.tolist())
+                drawn = {span.begin for span in spans if span.op}
+                edges = [e for e in timeline.edges if drawn.issuperset(e)] if self._flows else []
+            else:
+                spans = [
+                    span._replace(args={name: span.args[name] for name in _OF_THREAD})
+                    if span.op else span
+                    for span in spans_of_thread(timeline, self._selection, gaps)
+                ]  # fmt: skip
+            n = len(timeline.ops)
+            template = ComputeTemplate(self._packets, track, n, spans, edges)
+            batch = self._begin(key, template, timeline)
+        if not work:
+            self._add(batch, event, event.tail, np.array(event.wait, np.int64))
+        elif timeline.kernels.attention or not batch.amounts:
+            self._add(batch, event, event.tail, work.bytes, work.flops)
+        else:
+            self._add(batch, event, event.tail)
 
     def flush(self) -> None:
         """Writes all waiting computes."""
         for batch in self._batches.values():
             self._fill(batch)
 
-    def _batch(
-        self,
-        key: object,
-        n_kernels: int,
-        make: Callable[[], ComputeTemplate],
-        timeline: PlanTimeline | None = None,
+    def _begin(
+        self, key: object, template: ComputeTemplate, timeline: PlanTimeline | None
     ) -> _Batch:
-        batch = self._batches.get(key)
-        if batch is None:
-            batch = self._batches[key] = _Batch(make(), n_kernels, timeline)
-            if len(self._batches) > TEMPLATES:
-                self._fill(self._batches.popitem(last=False)[1])
+        batch = self._batches[key] = _Batch(template, timeline)
+        if len(self._batches) > TEMPLATES:
+            self._fill(self._batches.popitem(last=False)[1])
         return batch
 
-    def _add(self, batch: _Batch, event: Ops | Layers, wait: list[int] | None, tail: int) -> None:
+    def _add(self, batch: _Batch, event: Ops | Layers, tail: int, *amounts: Int64) -> None:
         gap, dur = interval_columns(event)
         if not batch.template.size:
             return
-        batch.columns.append((gap, dur, None if wait is None else np.array(wait, np.int64)))
-        batch.t.append(event.t)
-        batch.tail.append(tail)
-        batch.n += 1
-        if batch.n * batch.n_kernels >= BATCH:
+        if amounts:
+            batch.amounts.append(amounts)
+        batch.computes.append((event.t, tail, gap, dur))
+        if len(batch.computes) * len(dur) >= BATCH:
             self._fill(batch)
 
     def _fill(self, batch: _Batch) -> None:
-        if not batch.n:
+        if not batch.computes:
             return
-        dur = np.array([dur for _, dur, _ in batch.columns])
+        t, tail, gaps, durs = zip(*batch.computes, strict=True)
+        dur = np.array(durs)
         step = dur.copy()
-        for i, (gap, _, _) in enumerate(batch.columns):
+        for i, gap in enumerate(gaps):
             if gap is not None:
                 step[i] += gap
-        wait = [wait for _, _, wait in batch.columns if wait is not None]
         end = np.cumsum(step, axis=1)
-        end += np.array(batch.t)[:, None]
-        done = end[:, -1] + np.array(batch.tail)
-        work = np.array(batch.work or np.zeros((1, 2, batch.n_kernels), np.int64))
-        times = Times(
-            end - dur, end, np.array(wait) if wait else None, done, work[:, 0], work[:, 1]
-        )
-        first = self._flows(batch.template.n_flows * batch.n) if self._flows else 0
-        self._write(batch.template.fill(times, first))
-        batch.n = 0
-        batch.columns, batch.t, batch.tail, batch.work = [], [], [], []
-
-
-def _keep(kept: OrderedDict[Any, PlanTimeline], key: object, timeline: PlanTimeline) -> None:
-    kept[key] = timeline
-    if len(kept) > TEMPLATES:
-        kept.popitem(last=False)
+        end += np.array(t)[:, None]
+        done = end[:, -1] + np.array(tail)
+        amounts = np.array(batch.amounts or [()], np.int64)
+        amounts = amounts.reshape(len(amounts), -1)
+        first = self._flows(batch.template.n_flows * len(t)) if self._flows else 0
+        self._write(batch.template.fill(end - dur, end, done, amounts, first))
+        batch.computes, batch.amounts = [], []

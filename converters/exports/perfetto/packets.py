@@ -1,12 +1,14 @@
-"""The packets of a trace, made with Perfetto's protobuf classes, and its interned strings.
+"""The packets of a trace, made with Perfetto's protobuf classes: strings, events, forms, tracks.
 
 All packets are of one sequence. So a string is written once, and later packets refer to its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import setitem
+from typing import Any, NamedTuple
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
@@ -20,6 +22,17 @@ _SEQUENCE = {
 }
 
 Value = str | int | float
+_FIELDS = {
+    bool: "bool_value", int: "int_value", float: "double_value", str: "string_value",
+}  # fmt: skip
+"""of DebugAnnotation"""
+_COUNTER_FIELDS = {int: "counter_value", float: "double_counter_value"}
+"""of TrackEvent"""
+FORMS = 256
+"""forms that are kept; a real log has a dozen"""
+FILLS = 1 << 14
+"""how often a form is filled before it is made again: protobuf frees a replaced value only together
+with its message"""
 
 
 class Packets:
@@ -31,14 +44,16 @@ class Packets:
     def __init__(self) -> None:
         self._ids: dict[str, dict[str, int]] = {}
         self._interned = pb.InternedData()
-        self._any_new = False
+        self.any_new = False
+        """whether there are strings to write"""
+        self._forms: dict[object, Form] = {}
 
     def take_interned(self) -> bytes:
         """A packet with the strings that were interned since the last call; empty if there are
         none."""
-        if not self._any_new:
+        if not self.any_new:
             return b""
-        entries, self._interned, self._any_new = self._interned, pb.InternedData(), False
+        entries, self._interned, self.any_new = self._interned, pb.InternedData(), False
         return packet(interned_data=entries)
 
     def intern(self, field: str, value: str) -> int:
@@ -52,7 +67,7 @@ class Packets:
                 entry.str = value.encode("utf-8", "replace")
             else:
                 entry.name = valid(value)
-            self._any_new = True
+            self.any_new = True
         return number
 
     def event(
@@ -89,24 +104,38 @@ class Packets:
         """
         for name, value in args.items():
             arg = self.add_arg(event, name)
-            if isinstance(value, str):
-                if keep:
-                    arg.string_value_iid = self.intern("debug_annotation_string_values", value)
-                else:
-                    arg.string_value = valid(value)
-            elif isinstance(value, bool):
-                arg.bool_value = value
-            elif isinstance(value, int):
-                if not -(1 << 63) <= value < 1 << 63:
-                    raise OverflowError
-                arg.int_value = value
+            if not isinstance(value, str):
+                try:
+                    setattr(arg, _FIELDS.get(type(value), "double_value"), value)
+                except ValueError:
+                    raise OverflowError from None
+            elif keep:
+                arg.string_value_iid = self.intern("debug_annotation_string_values", value)
             else:
-                arg.double_value = value
+                arg.string_value = valid(value)
 
     def add_arg(self, event: pb.TrackEvent, name: str) -> pb.DebugAnnotation:
         """Adds an argument without a value."""
         iid = self.intern("debug_annotation_names", name)
         return event.debug_annotations.add(name_iid=iid)
+
+    def fill(self, draw: Callable[..., object], shape: tuple[object, ...], *values: Any) -> bytes:
+        """The packets of an event, by a form. `draw(form, *shape, *blanks)` makes that of all
+        events of that shape. Raises OverflowError for an integer without room."""
+        form = self._forms.get((draw, shape))
+        if form is None or form.n_fills >= FILLS:
+            form = self._forms[draw, shape] = Form(self)
+            draw(form, *shape, *(Blank(i, type(value)) for i, value in enumerate(values)))
+            if len(self._forms) > FORMS:
+                del self._forms[next(iter(self._forms))]
+        form.n_fills += 1
+        try:
+            for number, place in form.setters:
+                place(values[number])
+        except ValueError:
+            raise OverflowError from None
+        data: bytes = form.trace.SerializeToString()
+        return data
 
 
 def valid(text: str) -> str:
@@ -182,3 +211,166 @@ def first_packets(t: int, wall: int) -> bytes:
     first.trace_packet_defaults.timestamp_clock_id = monotonic
     data: bytes = trace.SerializeToString()
     return data
+
+
+# --- forms ---
+
+
+class Blank(NamedTuple):
+    """A value that differs from event to event."""
+
+    number: int
+    """its place among the values of an event"""
+    type: type[Any]
+
+
+class Form:
+    """The packets of events that differ only in some values, built once.
+
+    Such events have the same tracks, names and arguments. A blank stands for each of the values. To
+    write an event, a form sets these fields of its protobuf message and serializes it.
+    """
+
+    def __init__(self, packets: Packets) -> None:
+        self._packets = packets
+        self.trace = pb.Trace()
+        self.setters: list[tuple[int, Callable[[Any], None]]] = []
+        """set the value of that number in one place"""
+        self.n_fills = 0
+
+    def slice(
+        self,
+        track: int,
+        name: str | Blank,
+        category: str,
+        begin: Blank,
+        end: Blank,
+        args: Mapping[str, Blank],
+        **flows: Blank,
+    ) -> None:
+        """Adds one slice; `flows` are TrackEvent's fields for lists of flows. Texts are valid
+        Unicode."""
+        if isinstance(name, Blank):
+            event = self._packets.event(BEGIN, track, "", category, seldom=True)
+            event = self._event(begin, event)
+            self._place(name, event, "name")
+        else:
+            event = self._event(begin, self._packets.event(BEGIN, track, name, category))
+        for key, value in args.items():
+            self._place(value, self._packets.add_arg(event, key), _FIELDS[value.type])
+        for key, blank in flows.items():
+            self.setters.append((blank.number, partial(setitem, getattr(event, key), slice(None))))
+        self._event(end, closing(track))
+
+    def count(self, begin: Blank, end: Blank, track: int, value: Blank) -> None:
+        """Adds a counter's value, and zero from `end` on."""
+        self.sample(begin, track, value)
+        self._event(end, pb.TrackEvent(type=COUNTER, track_uuid=track, counter_value=0))
+
+    def sample(self, t: Blank, track: int, value: Blank) -> None:
+        """Adds a counter's value."""
+        event = self._event(t, pb.TrackEvent(type=COUNTER, track_uuid=track))
+        self._place(value, event, _COUNTER_FIELDS[value.type])
+
+    def _event(self, t: Blank, event: pb.TrackEvent) -> pb.TrackEvent:
+        added = add_packet(self.trace, track_event=event)
+        self._place(t, added, "timestamp")
+        return added.track_event
+
+    def _place(self, blank: Blank, message: Any, field: str) -> None:
+        self.setters.append((blank.number, partial(setattr, message, field)))
+
+
+# --- tracks ---
+
+HOME = "session"
+"""the first context's track, which also has what belongs to no context"""
+_NOTES = {
+    "marks": "Spans and instants that the application named.",
+    "requests": "Prompts with the tokens that followed them, from arrival to end.",
+    "phases": "The parts of a step: preparing, computing, reading back.",
+    "layers": "Layers, blocks in them, ops in those, as the first thread ran them.",
+    "threads": "Every thread of ggml: ops, and waiting for the others at barriers.",
+    "splits": "Runs of nodes that were given to one backend. If a device is asynchronous, a slice"
+    " ends with the submission, not with the computation.",
+    "device waits": "Waiting for asynchronous backends.",
+    "sampler": "Choosing the next token.",
+    "tokens/s": "",
+    "KV": "",
+    "memory": "",
+    "achieved GB/s": "",
+    "achieved GFLOP/s": "",
+    "page faults": "",
+    "machine": "What other processes took.",
+    "tensor statistics": "",
+    "messages": "",
+}
+"""of the tracks below a context's, in their order"""
+
+
+class Tracks:
+    """Hands out the numbers of tracks, and describes them to `write` when they are first used.
+
+    A context's track shows its steps, and its other tracks are below it. None of them is a process
+    or thread track, because Perfetto would show the children of such a track beside it and in
+    another order.
+
+    The first context is part of the session, and its tracks have short names. Those of other
+    contexts say whose they are, because a viewer may show any track without its parent. In a trace
+    of several logs each has its own, with the log's name, below those with the `first` numbers.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], log: str = "", first: int = 0) -> None:
+        self._write = write
+        self._log = f", {log}" if log else ""
+        self._first = first
+        self._uuids: dict[tuple[int, str, int], int] = {}
+        self._contexts: dict[int, int] = {}
+        self._suffixes: dict[int, str] = {}
+        """what the tracks below a context's are called, besides; nothing for the first"""
+
+    def begin(self, note: str) -> None:
+        """The session has begun; `note` describes it."""
+        self.home = self._new((0, HOME, 0), HOME + self._log, rank=self._first, note=note)
+
+    @property
+    def latest(self) -> int:
+        """The largest number so far."""
+        return self._first + len(self._uuids)
+
+    def context(self, ctx: int) -> int:
+        """The track of a context's steps."""
+        if ctx not in self._contexts:
+            n = len(self._contexts)
+            name = f"context {ctx}{self._log}"
+            new = self.home if not n else self._new((0, name, 0), name, rank=self._first + n)
+            self._contexts[ctx] = new
+            self._suffixes[new] = f" of {name}" if n or self._log else ""
+        return self._contexts[ctx]
+
+    def child(
+        self, parent: int, name: str, unit: str | None = None, lane: int = 0, below: str = ""
+    ) -> int:
+        """A track of _NOTES below a context's track, or, if `below` names one of these, any track
+        below that one. Tracks that differ only in their lane are shown as one."""
+        key = (parent, f"{below}/{name}" if below else name, lane)
+        if key in self._uuids:
+            return self._uuids[key]
+        shown = name + self._suffixes.get(parent, "")
+        if below:
+            group = self.child(parent, below)
+            return self._new(key, shown, group, len(self._uuids), unit=unit)
+        return self._new(key, shown, parent, [*_NOTES].index(name), _NOTES[name], unit)
+
+    def _new(
+        self,
+        key: tuple[int, str, int],
+        name: str,
+        parent: int = 0,
+        rank: int = 0,
+        note: str = "",
+        unit: str | None = None,
+    ) -> int:
+        uuid = self._uuids[key] = self.latest + 1
+        self._write(track(uuid, name, parent, rank, note, unit))
+        return uuid

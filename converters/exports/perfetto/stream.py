@@ -1,50 +1,54 @@
-"""From a log's events to a trace, in one pass and bounded memory."""
+"""From a log's events to a trace, in one pass and bounded memory.
+
+What comes in every step has a form; other packets are built one by one. Invariant: a slice is
+written when both its ends are known, never reaches beyond the slice that it is in, and comes after
+what lies before it on its track.
+"""
 
 from __future__ import annotations
 
 import gzip
+import json
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import msgspec
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.exports import traced
 from llamacpp_instr.converters.exports.perfetto.kernels import KernelSlices
-from llamacpp_instr.converters.exports.perfetto.packets import Packets, Value, first_packets
-from llamacpp_instr.converters.exports.perfetto.steps import StepSlices
-from llamacpp_instr.converters.exports.perfetto.tracks import Tracks
-from llamacpp_instr.converters.exports.requests import RequestSlice
-from llamacpp_instr.converters.exports.steps import OpenStep, TracedSteps, achieved
+from llamacpp_instr.converters.exports.perfetto.packets import (
+    BEGIN,
+    INSTANT,
+    Blank,
+    Form,
+    Packets,
+    Tracks,
+    Value,
+    closing,
+    event_packet,
+    first_packets,
+    sample,
+    valid,
+)
+from llamacpp_instr.log import schema
+from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.timeline import Selection
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.log.requests import Request
-from llamacpp_instr.log.resolve import Resolver
-from llamacpp_instr.log.schema import (
-    Compute,
-    Context,
-    Event,
-    Kv,
-    Layers,
-    Machine,
-    Mark,
-    Memory,
-    Message,
-    Model,
-    Note,
-    Ops,
-    SessionStart,
-    Splits,
-    StepBegin,
-    StepEnd,
-    Sync,
-    TensorStats,
-    Token,
-)
+from llamacpp_instr.log.steps import taken_share
 
+Write = Callable[[Any], object]
+Names = tuple[str, ...]
+Counters = tuple[tuple[str, str, str], ...]
+"""name, unit, and the track that they are below"""
 REQUEST_FLOWS = 1 << 17
 """from one request: to the steps of a context of 131,072 tokens"""
+VALUES = 1000
+"""tensors whose values are drawn as counters; a pattern may match all of a model"""
 
 
 @dataclass(frozen=True)
@@ -79,126 +83,60 @@ def write_perfetto(
     Raises LogError, with the line, for an event that is not whole, unless `options.lenient`; and
     UsageError when nothing of a log was selected.
     """
-    if options.gzip:
-        with gzip.GzipFile("", "wb", 5, output, mtime=0) as compressed:
-            return _write_all([reader, *others], compressed.write, options)
-    return _write_all([reader, *others], output.write, options)
-
-
-def _write_all(
-    readers: Sequence[EventReader], write: Callable[[Any], object], options: Options
-) -> Written:
-    n_bytes = left_out = n_tracks = n_flows = 0
-    for reader in readers:
-        name = reader.path if len(readers) > 1 else ""
-        writer = _Writer(reader, write, options, name, n_tracks, n_flows)
-        written = writer.run()
-        n_tracks, n_flows = writer.n_tracks, writer.n_flows
-        n_bytes, left_out = n_bytes + written.bytes, left_out + written.left_out
+    n_bytes = left_out = 0
+    writer: _Writer | None = None
+    compressed = gzip.GzipFile("", "wb", 5, output, mtime=0) if options.gzip else None
+    with compressed or nullcontext(output) as file:
+        for each in (reader, *others):
+            name = each.path if others else ""
+            writer = _Writer(each, file.write, options, name, writer)
+            left_out += writer.run()
+            n_bytes += writer.n_bytes
     return Written(n_bytes, left_out)
 
 
-class _Writer:
+class _Writer(traced.TracedLog):
     def __init__(
-        self,
-        reader: EventReader,
-        write: Callable[[Any], object],
-        options: Options,
-        name: str,
-        n_tracks: int,
-        n_flows: int,
+        self, reader: EventReader, write: Write, options: Options, name: str, before: _Writer | None
     ) -> None:
-        self.n_tracks, self.n_flows = n_tracks, n_flows
-        """of the logs before, and afterwards of this one too"""
-        self._reader = reader
+        """`before` has written the log before."""
+        super().__init__(reader, options.selection, options.threads)
+        self.n_flows: int = before.n_flows if before else 0
+        """of all logs so far"""
+        self.n_bytes = 0
         self._output = write
-        self._bytes = 0
         self._options = options
-        self._selection = options.selection
         self._packets = packets = Packets()
-        self._tracks = tracks = Tracks(self._emit, name, n_tracks)
-        self._draw = draw = StepSlices(packets, tracks, self._emit)
+        self.tracks: Tracks = Tracks(self._emit, name, before.tracks.latest if before else 0)
         self._request_flows: dict[int, array[int]] = {}
         """to the steps of each request that has not ended, by `id`"""
         flows = self._new_flows if options.flows else None
-        self._kernels = KernelSlices(packets, self._emit, self._selection, flows)
-        self._refs = Resolver()
-        self._steps = steps = TracedSteps(
-            self._refs, self._selection, self._step, draw.phase, draw.compute, self._layers,
-            self._request,
-        )  # fmt: skip
-        self._unloaded: dict[int, Model] = {}
+        self._kernels = KernelSlices(packets, self._emit, self.selection, flows)
+        self._unloaded: dict[int, schema.Model] = {}
         """models without a context"""
-        self._tokens: dict[int, list[Token]] = {}
+        self._tokens: dict[int, list[schema.Token]] = {}
         """by context: tokens that the next step may take"""
+        self._tensors: set[tuple[int, str]] = set()
+        """that have counters"""
         self._steps_seen: tuple[int, int] | None = None
         self._step_matched = False
-        self._takers: dict[type[Event], Callable[[Any], None]] = {
-            SessionStart: self._start,
-            Model: self._model,
-            Context: self._context,
-            StepBegin: self._step_begin,
-            StepEnd: steps.end,
-            Compute: steps.compute,
-            Layers: steps.layers,
-            Ops: self._ops,
-            Splits: self._splits,
-            Sync: self._sync,
-            Kv: self._kv,
-            Token: self._token,
-            TensorStats: self._stats,
-        }
-        if steps.whole:
-            self._takers |= {
-                Memory: draw.memory,
-                Machine: self._machine,
-                Mark: self._mark,
-                Note: self._note,
-                Message: self._message,
-            }
 
-    def run(self) -> Written:
-        left_out = self._refs.feed(self._reader, self._takers, self._options.lenient)
-        self._finish(self._refs.start)
-        return Written(self._bytes, left_out)
-
-    def _emit(self, data: Any) -> None:
-        if interned := self._packets.take_interned():
-            self._output(interned)
-            self._bytes += len(interned)
-        self._output(data)
-        self._bytes += len(data)
-
-    def _new_flows(self, n: int) -> int:
-        self.n_flows += n
-        return self.n_flows - n + 1
-
-    # --- the session ---
-
-    def _start(self, start: SessionStart) -> None:
-        self._emit(first_packets(start.t, start.wall))
-        note = f"Recorded {start.time} at level {start.level} on {start.host.cpu or 'a machine'}."
-        if start.perturbed:
-            note += " Tensor values were read (--stats): do not compare times."
-        if start.args.get("dialect"):
-            note += " Converted from an earlier fork's log: it measured times differently."
-        self._tracks.begin(note)
-
-    def _finish(self, start: SessionStart) -> None:
-        latest = self._steps.finish()
+    def run(self) -> int:
+        """How many events were left out."""
+        left_out = self.walk(self._options.lenient)
         for tokens in self._tokens.values():
             for token in tokens:
                 self._draw_token(token, None)
-        self._draw.end_marks(latest)
-        for model in self._unloaded.values() if self._steps.whole else ():
-            self._draw.model(model, self._tracks.child(self._tracks.home, "messages"))
+        self.end_marks()
+        for model in self._unloaded.values() if self.whole else ():
+            self._draw_model(model, self.tracks.child(self.tracks.home, "messages"))
         self._kernels.flush()
-        self.n_tracks = self._tracks.latest
-        self._check_matches(start)
+        self._check_matches()
+        return left_out
 
-    def _check_matches(self, start: SessionStart) -> None:
+    def _check_matches(self) -> None:
         """UsageError when a selection matched nothing."""
-        path, kernels, chosen = self._reader.path, self._kernels, self._selection
+        path, kernels, chosen = self.reader.path, self._kernels, self.selection
         if chosen.steps is not None and not self._step_matched:
             seen = self._steps_seen
             has = f"steps {seen[0]} to {seen[1]}" if seen else "no steps"
@@ -206,7 +144,8 @@ class _Writer:
         if (chosen.layers is None and chosen.ops is None) or kernels.matched:
             return
         if chosen.ops is not None and not kernels.ops_seen:
-            raise UsageError(f"{path}: no ops to select: recorded at level {start.level}")
+            level = self.refs.start.level
+            raise UsageError(f"{path}: no ops to select: recorded at level {level}")
         layers = sorted(layer for layer in kernels.layers_seen if layer >= 0)
         has = f"layers {layers[0]} to {layers[-1]}" if layers else "no layers"
         if chosen.ops is not None:
@@ -214,39 +153,152 @@ class _Writer:
             has += f" and the ops {', '.join(sorted(names))}"
         raise UsageError(f"{path}: nothing was selected; the log has {has}")
 
-    def _model(self, model: Model) -> None:
+    # --- writing ---
+
+    def _emit(self, data: Any) -> None:
+        if self._packets.any_new:
+            interned = self._packets.take_interned()
+            self._output(interned)
+            self.n_bytes += len(interned)
+        self._output(data)
+        self.n_bytes += len(data)
+
+    def _new_flows(self, n: int) -> int:
+        self.n_flows += n
+        return self.n_flows - n + 1
+
+    def _slice(
+        self,
+        track: int,
+        name: str,
+        begin: int,
+        end: int,
+        category: str,
+        args: Mapping[str, Value],
+        flows: Iterable[int] = (),
+        seldom: bool = False,
+    ) -> None:
+        """One slice, from which `flows` lead; `seldom` if few have the name."""
+        event = self._packets.event(BEGIN, track, name, category, args, seldom=seldom)
+        event.flow_ids.extend(flows)
+        self._emit(event_packet(begin, event) + event_packet(max(begin, end), closing(track)))
+
+    def _instant(
+        self, track: int, name: str, t: int, category: str, args: Mapping[str, Value]
+    ) -> None:
+        event = self._packets.event(INSTANT, track, name, category, args, seldom=True)
+        self._emit(event_packet(t, event))
+
+    def _fill(self, make: Callable[..., None], shape: tuple[object, ...], *values: Any) -> None:
+        self._emit(self._packets.fill(make, shape, *values))
+
+    # --- facts ---
+
+    def take_session_start(self, start: schema.SessionStart) -> None:
+        self._emit(first_packets(start.t, start.wall))
+        note = f"Recorded {start.time} at level {start.level} on {start.host.cpu or 'a machine'}."
+        if start.perturbed:
+            note += " Tensor values were read (--stats): do not compare times."
+        if start.args.get("dialect"):
+            note += " Converted from an earlier fork's log: it measured times differently."
+        self.tracks.begin(note)
+
+    def take_model(self, model: schema.Model) -> None:
         self._unloaded[model.model] = model
 
-    def _context(self, context: Context) -> None:
-        home = self._tracks.context(context.ctx)
+    def take_context(self, context: schema.Context) -> None:
+        home = self.tracks.context(context.ctx)
         model = self._unloaded.pop(context.model, None)
-        if model is not None and self._steps.whole:
-            self._draw.model(model, home)
+        if model is not None and self.whole:
+            self._draw_model(model, home)
 
-    def _machine(self, machine: Machine) -> None:
-        self._draw.machine(machine, self._refs.start.host.cores)
+    def _draw_model(self, model: schema.Model, track: int) -> None:
+        args: dict[str, Value] = {**traced.model_args(model), "tensors": model.n_tensors}
+        args |= {name: value for name, value in model.hparams.items() if name not in args}
+        self._slice(track, "load", model.t, model.t + model.dur, "model", args)
 
-    def _mark(self, mark: Mark) -> None:
-        self._draw.mark(mark)
-        self._steps.mark(mark)
+    def take_memory(self, memory: schema.Memory) -> None:
+        home = self.tracks.context(memory.ctx)
+        held = [
+            (f"{use.buffer} {kind}", getattr(use, kind))
+            for use in memory.buffers
+            for kind in ("model", "context", "compute")
+        ]
+        for name, n in held + [("resident memory", memory.rss)] * bool(memory.rss):
+            counter = self.tracks.child(home, name, "bytes", below="memory")
+            self._emit(sample(memory.t, counter, n))
 
-    def _note(self, note: Note) -> None:
+    def take_machine(self, machine: schema.Machine) -> None:
+        """Draws what the machine did in the interval, and zero from its end on."""
+        share = taken_share(machine, self.refs.start.host.cores)
+        taken = None if share is None else 100 * share
+        for name, unit, value in (("waiting for a CPU", "%", taken), ("load", "", machine.load)):
+            if value is not None:
+                track = self.tracks.child(self.tracks.home, name, unit, below="machine")
+                begin = max(machine.t - machine.dur, 0)
+                self._emit(sample(begin, track, value) + sample(machine.t, track, 0))
+
+    def take_note(self, note: schema.Note) -> None:
         data = msgspec.json.encode(note.data).decode("utf-8", "replace")
         self._draw_message(note.t, note.name, "note", {"data": data})
 
-    def _message(self, message: Message) -> None:
+    def take_message(self, message: schema.Message) -> None:
         self._draw_message(message.t, message.level, "message", {"text": message.text})
 
-    def _draw_message(self, t: int, name: str, category: str, args: dict[str, Value]) -> None:
-        track = self._tracks.child(self._tracks.home, "messages")
-        self._draw.instant(track, name, t, category, args)
+    def _draw_message(self, t: int, name: str, category: str, args: Mapping[str, Value]) -> None:
+        self._instant(self.tracks.child(self.tracks.home, "messages"), name, t, category, args)
+
+    def draw_mark(self, mark: schema.Mark, lane: int, t: int | None) -> None:
+        track = self.tracks.child(self.tracks.home, "marks", lane=lane)
+        args = {"mark": mark.mark, "thread": mark.thread}
+        if t is not None:
+            self._emit(event_packet(t, closing(track)))
+        elif mark.phase == "instant":
+            self._instant(track, mark.name, mark.t, "mark", args)
+        else:
+            event = self._packets.event(BEGIN, track, mark.name, "mark", args, seldom=True)
+            self._emit(event_packet(mark.t, event))
+
+    def draw_kv(self, kv: schema.Kv) -> None:
+        """Draws the use of a cache, and its change."""
+        home = self.tracks.context(kv.ctx)
+        self._fill(self._kv_form, (home, kv.cache), kv.t, kv.used, kv.bytes)
+        if kv.op != "apply":
+            names = ("seq", "seq_dst", "p0", "p1", "arg")
+            args = {name: v for name in names if (v := getattr(kv, name)) is not None}
+            self._instant(home, f"KV {kv.op}", kv.t, "kv", args)
+
+    def _kv_form(self, form: Form, home: int, cache: int, t: Blank, *amounts: Blank) -> None:
+        of = f" of cache {cache}" if cache else ""
+        for unit, value in zip(("cells", "bytes"), amounts, strict=True):
+            form.sample(t, self.tracks.child(home, f"KV {unit}{of}", unit, below="KV"), value)
+
+    def take_tensor_stats(self, stats: schema.TensorStats) -> None:
+        """Draws the values of a tensor, of at most VALUES tensors also as counters."""
+        compute = self.refs.compute.event
+        if not self.selection.has_step(compute.step):
+            return
+        home = self.tracks.context(compute.ctx)
+        names = ("name", "layer", "n", "min", "max", "mean", "std", "nan", "inf", "zero")
+        args = {name: v for name in names if (v := getattr(stats, name)) is not None}
+        track = self.tracks.child(home, "tensor statistics")
+        self._instant(track, "statistics", stats.t, "stats", args)
+        name = stats.name or f"node {stats.node}"
+        if (home, name) not in self._tensors and len(self._tensors) >= VALUES:
+            return
+        self._tensors.add((home, name))
+        for what in ("min", "max", "mean", "std"):
+            if what in args:
+                below = "tensor statistics"
+                counter = self.tracks.child(home, f"{name} {what}", "value", below=below)
+                self._emit(sample(stats.t, counter, args[what]))
 
     # --- steps ---
 
-    def _step_begin(self, step: StepBegin) -> None:
+    def take_step_begin(self, step: schema.StepBegin) -> traced.OpenStep | None:
         low, high = self._steps_seen or (step.step, step.step)
         self._steps_seen = min(low, step.step), max(high, step.step)
-        opened = self._steps.begin(step)
+        opened = super().take_step_begin(step)
         self._step_matched |= opened is not None
         flows = opened.flows if opened is not None else []
         # a prompt takes no token of before; nor does what begins anew
@@ -256,73 +308,160 @@ class _Writer:
             if taken:
                 flows.append(self._new_flows(1))
             self._draw_token(token, flows[-1] if taken else None)
+        return opened
 
-    def _step(self, step: OpenStep, end: StepEnd | None, t: int, served: Sequence[Request]) -> None:
-        for request in served:
+    def draw_step(self, step: traced.OpenStep, end: schema.StepEnd | None, t: int) -> None:
+        for request in step.served:
             flows = self._request_flows.setdefault(id(request), array("q"))
             if len(flows) < REQUEST_FLOWS:
                 flows.append(self._new_flows(1))
                 step.flows.append(flows[-1])
-        self._draw.step(step, end, t)
+        begin = step.known.event
+        args: dict[str, Value] = {
+            "step": begin.step,
+            "tokens": begin.n_tokens,
+            "outputs": begin.n_outputs,
+            "sequences": begin.n_seqs,
+            "thread": begin.thread,
+        }
+        if begin.pos >= 0:
+            last = begin.pos + begin.n_tokens - 1
+            several = begin.n_seqs <= 1 and last > begin.pos
+            args["positions"] = f"{begin.pos} to {last}" if several else str(begin.pos)
+        counters: dict[tuple[str, str, str], float] = {}
+        if end is None:
+            args["ended"] = "not before the log did"
+        else:
+            args |= {
+                "status": end.status,
+                "ubatches": end.n_ubatch,
+                "graphs_reused": end.n_reused,
+                "recorder_ns": end.recorder,
+            }
+            counters["minor page faults", "faults", "page faults"] = end.minflt
+            counters["major page faults", "faults", "page faults"] = end.majflt
+            if begin.n_tokens and t != begin.t:
+                rate = begin.n_tokens * 1e9 / (t - begin.t)
+                counters["tokens/s", "tokens/s", ""] = rate
+        home = self.tracks.context(begin.ctx)
+        shape = (home, step.known.phase, tuple(args), tuple(counters))
+        values = (*args.values(), *counters.values())
+        self._fill(self._step_form, shape, step.flows, begin.t, t, *values)
 
-    def _request(self, of: RequestSlice) -> None:
-        track = self._tracks.child(self._tracks.context(of.request.ctx), "requests", lane=of.lane)
-        flows = self._request_flows.pop(id(of.request), ())
-        self._draw.slice(track, of.name, of.begin, of.end, "request", of.args, flows, seldom=True)
+    def _step_form(
+        self, form: Form, home: int, name: str, args: Names, counters: Counters, *blanks: Blank
+    ) -> None:
+        flows, begin, end, *values = blanks
+        shown = dict(zip(args, values, strict=False))
+        form.slice(home, name, "step", begin, end, shown, terminating_flow_ids=flows)
+        self._counters_form(form, home, counters, begin, end, *values[len(args) :])
 
-    def _layers(self, ctx: int, layers: Layers) -> None:
-        track = self._tracks.child(self._tracks.context(ctx), "layers")
+    def _counters_form(self, form: Form, home: int, counters: Counters, *blanks: Blank) -> None:
+        begin, end, *values = blanks
+        for (name, unit, below), value in zip(counters, values, strict=True):
+            form.count(begin, end, self.tracks.child(home, name, unit, below=below), value)
+
+    def draw_phases(self, ctx: int, phases: Sequence[traced.Phase], args: traced.Args) -> None:
+        names, begins, ends = zip(*phases, strict=True)
+        shape = (self.tracks.context(ctx), "phases", "phase", names, tuple(args))
+        self._fill(self._slices_form, shape, *begins, *ends, *args.values())
+
+    def draw_sync(self, sync: schema.Sync) -> None:
+        shape = (self.tracks.context(sync.ctx), "device waits", "wait", ("synchronize",), ())
+        self._fill(self._slices_form, shape, sync.t, sync.t + sync.dur)
+
+    def _slices_form(
+        self, form: Form, home: int, track: str, category: str, names: Names, args: Names,
+        *values: Blank,
+    ) -> None:  # fmt: skip
+        """Slices of one track; the last has the arguments."""
+        on, n = self.tracks.child(home, track), len(names)
+        for name, begin, end in zip(names[:-1], values, values[n:], strict=False):
+            form.slice(on, name, category, begin, end, {})
+        shown = dict(zip(args, values[2 * n :], strict=True))
+        form.slice(on, names[-1], category, values[n - 1], values[2 * n - 1], shown)
+
+    def draw_request(self, request: traced.RequestSlice) -> None:
+        home = self.tracks.context(request.request.ctx)
+        track = self.tracks.child(home, "requests", lane=request.lane)
+        flows = self._request_flows.pop(id(request.request), ())
+        begin, end = request.begin, request.end
+        self._slice(track, request.name, begin, end, "request", request.args, flows, seldom=True)
+
+    def draw_layers(self, ctx: int, layers: schema.Layers) -> None:
+        track = self.tracks.child(self.tracks.context(ctx), "layers")
         self._kernels.add_layers(layers, track)
 
-    def _ops(self, ops: Ops) -> None:
-        if not self._steps.ops(ops):
+    def draw_ops(
+        self, ctx: int, ops: schema.Ops, plan: traced.TracedPlan, work: KernelWork | None
+    ) -> None:
+        home = self.tracks.context(ctx)
+        if work:
+            track = self.tracks.child(home, "layers")
+        else:
+            track = self.tracks.child(home, f"thread {ops.thread}", below="threads")
+        self._kernels.add_ops(ops, plan.timeline, track, work)
+
+    def draw_rates(self, compute: schema.Compute, rates: Mapping[str, float]) -> None:
+        start = compute.t + compute.start
+        counters = tuple((f"achieved {unit}", unit, "") for unit in rates)
+        shape = (self.tracks.context(compute.ctx), counters)
+        self._fill(self._counters_form, shape, start, start + compute.dur, *rates.values())
+
+    def take_splits(self, event: schema.Splits) -> None:
+        compute, splits = self.refs.compute.event, self.refs.compute.graph.event.splits
+        if not self.selection.has_step(compute.step):
             return
-        known = self._refs.compute
-        home = self._tracks.context(known.event.ctx)
-        timeline = self._kernels.timeline(known.graph.event, self._refs.plan.event)
-        if ops.thread == 0:
-            track = self._tracks.child(home, "layers")
-            work = timeline.kernels.work(known.ubatch)
-            self._kernels.add_ops(ops, timeline, track, work)
-            if rates := achieved(work, known):
-                self._draw.rates(rates, known.event)
-        if self._options.threads and ops.wait is not None:
-            track = self._tracks.child(home, f"thread {ops.thread}", below="threads")
-            self._kernels.add_ops(ops, timeline, track, None)
+        track = self.tracks.child(self.tracks.context(compute.ctx), "splits")
+        now = event.t
+        for i, dur in enumerate(event.dur):
+            begin = now + (event.gap[i] if event.gap else 0)
+            now = begin + dur
+            submitted = bool(event.asynchronous[i])
+            split = splits[event.split[i]]
+            args: dict[str, Value] = {
+                "split": event.split[i],
+                "nodes": f"{split.start} to {split.end - 1}",
+                "ends_with": "submission" if submitted else "computation",
+            }
+            name = f"submit to {split.backend}" if submitted else split.backend
+            self._slice(track, name, begin, now, "split", args)
 
-    def _splits(self, splits: Splits) -> None:
-        compute, known = self._refs.compute.event, self._refs.compute.graph.event.splits
-        if self._selection.has_step(compute.step):
-            self._draw.splits(splits, known, self._tracks.context(compute.ctx))
-
-    def _sync(self, sync: Sync) -> None:
-        self._steps.sync(sync)
-        if self._steps.whole:
-            self._draw.sync(sync)
-
-    def _kv(self, kv: Kv) -> None:
-        if self._steps.has(kv.step):
-            self._draw.kv(kv)
-
-    def _token(self, token: Token) -> None:
-        if not self._steps.token(token):
-            return
+    def draw_token(self, token: schema.Token) -> None:
         if self._options.flows:
             # until the next step begins it is not known whether one takes it
             self._tokens.setdefault(token.ctx, []).append(token)
         else:
             self._draw_token(token, None)
 
-    def _draw_token(self, token: Token, flow: int | None) -> None:
-        self._draw.token(token, self._steps.spans.get(token.step), flow)
+    def _draw_token(self, token: schema.Token, flow: int | None) -> None:
+        """Draws a token on the sampler's track, and on the step that computed its logits."""
+        text = valid(token.text)
+        args: dict[str, Value] = {"text": text, "id": token.id, "index": token.index}
+        if token.p is not None:
+            args["p"] = token.p
+        if token.hex is not None:
+            args["hex"] = token.hex
+        if token.step >= 0:
+            args["step"] = token.step
+        of_step = self.spans.get(token.step)
+        shape = (self.tracks.context(token.ctx), of_step is not None, tuple(args))
+        flows = [] if flow is None else [flow]
+        end, step = token.t + token.dur, of_step or (0, 0)
+        values = (_quoted(text), token.t, end, *step, *args.values())
+        self._fill(self._token_form, shape, flows, *values)
 
-    def _stats(self, stats: TensorStats) -> None:
-        compute = self._refs.compute.event
-        if not self._selection.has_step(compute.step):
-            return
-        home = self._tracks.context(compute.ctx)
-        names = ("name", "layer", "n", "min", "max", "mean", "std", "nan", "inf", "zero")
-        args = {name: v for name in names if (v := getattr(stats, name)) is not None}
-        track = self._tracks.child(home, "tensor statistics")
-        self._draw.instant(track, "statistics", stats.t, "stats", args)
-        self._draw.values(stats, home)
+    def _token_form(
+        self, form: Form, home: int, on_step: bool, args: Names, *blanks: Blank
+    ) -> None:
+        flows, quoted, begin, end, step_begin, step_end, *values = blanks
+        shown = dict(zip(args, values, strict=True))
+        sampler = self.tracks.child(home, "sampler")
+        form.slice(sampler, "sample", "sampler", begin, end, shown, flow_ids=flows)
+        if on_step:
+            form.slice(home, quoted, "token", step_begin, step_end, shown)
+
+
+@lru_cache(traced.KEPT)
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -34,17 +34,19 @@ from llamacpp_instr.converters.analyses.stored_weights import recorded_file, sto
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tree import Measure, build_tree
 from llamacpp_instr.converters.exports.chrome import write_chrome
-from llamacpp_instr.converters.exports.first_look import first_look
-from llamacpp_instr.converters.exports.flashinfer.coverage import coverage_report, load_definitions
-from llamacpp_instr.converters.exports.flashinfer.dataset import write_dataset
-from llamacpp_instr.converters.exports.flashinfer.workloads import find_workloads
+from llamacpp_instr.converters.exports.flashinfer.workloads import (
+    coverage_report,
+    find_workloads,
+    load_definitions,
+    write_dataset,
+)
 from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines, select_lines
-from llamacpp_instr.converters.exports.onnx.export import export_graph
-from llamacpp_instr.converters.exports.onnx.weights import with_weights_as_inputs
+from llamacpp_instr.converters.exports.onnx.export import export_graph, with_weights_as_inputs
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.converters.exports.table_files import write_csv, write_parquet
 from llamacpp_instr.converters.exports.tables import stream_tables
-from llamacpp_instr.converters.exports.torch.stream import TRACE, write_torch
+from llamacpp_instr.converters.exports.torch import TRACE, write_torch
+from llamacpp_instr.converters.exports.traced import first_look
 from llamacpp_instr.converters.fleet.collect import collect, find_sources
 from llamacpp_instr.converters.fleet.dataset import TABLES
 from llamacpp_instr.log.check import check_log

@@ -1,4 +1,4 @@
-"""Writes a log as a trace of PyTorch's profiler (Kineto's JSON) and as scalars for TensorBoard.
+"""A log as a trace of PyTorch's profiler (Kineto's JSON) and as scalars for TensorBoard.
 
 Invariant: times are microseconds since the session began, with all three decimals. The kernels are
 those of thread 0, which takes part in every kernel, so kernels of a context do not overlap. What
@@ -15,29 +15,26 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
-from llamacpp_instr.base.errors import LogError, UsageError
-from llamacpp_instr.converters.exports.torch.kernels import DEVICE, SEPARATOR, KernelText
-from llamacpp_instr.log.graph.timeline import Selection
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.exports.traced import TEMPLATES, OpenStep, TracedLog, TracedPlan
+from llamacpp_instr.log import schema
+from llamacpp_instr.log.graph.kernels import KernelWork
+from llamacpp_instr.log.graph.ops import tensor
+from llamacpp_instr.log.graph.timeline import PlanTimeline, Selection, remember
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.log.resolve import KnownStep, Resolver
-from llamacpp_instr.log.schema import (
-    Context,
-    Event,
-    Kv,
-    Memory,
-    Ops,
-    SessionStart,
-    StepBegin,
-    StepEnd,
-    Sync,
-    Token,
-)
-from llamacpp_instr.log.session import LatestSteps, kernel_times
+from llamacpp_instr.log.session import kernel_times
 
+Int64 = NDArray[np.int64]
 TRACE, SCALARS = NAMES = ("llama.cpp.pt.trace.json.gz", "events.out.tfevents.0.llama.cpp")
 """the files; TensorBoard knows them by the middle of their names"""
+SEPARATOR = b",\n"
+LAUNCH = "cudaLaunchKernel"
+"""the only name of a launch that the tools know"""
+DEVICE = 0
 _CPU, _DEVICE = 0, 1
 """PyTorch's numbers of device types"""
 _FIRST_ID = 1 << 16
@@ -54,15 +51,17 @@ def write_torch(
     """Writes both files into `folder`; how many events were left out (`lenient`). Raises LogError,
     with the line, for an event that is not whole (`log.resolve`), unless `lenient`; UsageError if
     no step was selected. `take` is called with the numbers of bytes, before compression."""
-    return _Writer(folder, selection or Selection(), take).run(reader, lenient)
+    return _Writer(reader, folder, selection or Selection(), take).run(lenient)
 
 
-class _Writer:
-    def __init__(self, folder: Path, selection: Selection, take: Callable[[int], object]) -> None:
-        self._folder, self._selection, self._take = folder, selection, take
-        self._refs = Resolver()
-        """a plan keeps the text of its kernels"""
-        self._latest: LatestSteps[tuple[KnownStep, StepEnd]] = LatestSteps(self._step)
+class _Writer(TracedLog):
+    of_no_step = ()
+
+    def __init__(
+        self, reader: EventReader, folder: Path, selection: Selection, take: Callable[[int], object]
+    ) -> None:
+        super().__init__(reader, selection, threads=False)
+        self._folder, self._take = folder, take
         self._in_use = MemoryInUse()
         self._on_side: Counter[bool] = Counter()
         """bytes on the host (True) and on devices"""
@@ -70,32 +69,19 @@ class _Writer:
         self._next_id = _FIRST_ID
         self._has_steps = False
         self._start = self._pid = self._step_number = 0
-        self._takers: dict[type[Event], Callable[[Any], None]] = {
-            SessionStart: self._begin,
-            Context: self._context,
-            Memory: self._memory,
-            StepBegin: lambda step: self._latest.settle(step.ctx),
-            StepEnd: self._step_end,
-            Sync: self._latest.wait,
-            Ops: self._ops,
-            Kv: self._kv,
-            Token: lambda token: self._latest.settle(token.ctx),
-        }
 
-    def run(self, reader: EventReader, lenient: bool) -> int:
+    def run(self, lenient: bool) -> int:
         with gzip.GzipFile(self._folder / TRACE, "wb", 5, mtime=0) as file:
             self._file = file
-            left_out = self._refs.feed(reader, self._takers, lenient)
-            self._latest.settle_all()
-            if self._scalars is None:
-                raise LogError("no session", reader.path)
-            if self._selection.steps is not None and not self._has_steps:
-                raise UsageError(f"{reader.path}: no step was selected")
+            left_out = self.walk(lenient)
+            if self.selection.steps is not None and not self._has_steps:
+                raise UsageError(f"{self.reader.path}: no step was selected")
             file.write(b"\n]}\n")
+        assert self._scalars is not None
         self._scalars.close()
         return left_out
 
-    def _begin(self, start: SessionStart) -> None:
+    def take_session_start(self, start: schema.SessionStart) -> None:
         if self._scalars is not None:
             return  # a later part
         self._start, self._pid = start.t, start.process.pid
@@ -116,7 +102,7 @@ class _Writer:
         self._event(_named("process_name", DEVICE, f"ggml's kernels on {cpu}"))
         self._event(_named("process_labels", DEVICE, f"GPU {DEVICE}", "labels"))
 
-    def _context(self, context: Context) -> None:
+    def take_context(self, context: schema.Context) -> None:
         for pid in (self._pid, DEVICE):
             self._event(_named("thread_name", pid, f"context {context.ctx}", tid=context.ctx))
 
@@ -140,43 +126,39 @@ class _Writer:
         assert self._scalars is not None
         self._scalars.add(name, value, self._step_number, max(0, t - self._start))
 
-    def _step_end(self, end: StepEnd) -> None:
-        if self._refs.step:
-            step = self._refs.step.event
-            self._latest.add(step.ctx, (self._refs.step, end), max(end.t, step.t))
+    def take_mark(self, mark: schema.Mark) -> None:
+        """PyTorch's profiler knows neither marks nor requests."""
 
-    def _step(self, ended: tuple[KnownStep, StepEnd], t: int) -> None:
-        known, end = ended
-        step, phase = known.event, known.phase
-        if not self._selection.has_step(step.step):
+    def draw_step(self, step: OpenStep, end: schema.StepEnd | None, t: int) -> None:
+        if end is None:
             return
-        self._step_number, self._has_steps = step.step, True
-        args = {"tokens": step.n_tokens, "outputs": step.n_outputs, "status": end.status}
-        self._slice(step.ctx, f"ProfilerStep#{step.step}", step.t, t, args)
-        self._slice(step.ctx, phase, step.t, t, args)
-        if t > step.t and end.status == 0:
-            rate = step.n_tokens * 1e9 / (t - step.t)
+        begin, phase = step.known.event, step.known.phase
+        self._step_number, self._has_steps = begin.step, True
+        args = {"tokens": begin.n_tokens, "outputs": begin.n_outputs, "status": end.status}
+        self._slice(begin.ctx, f"ProfilerStep#{begin.step}", begin.t, t, args)
+        self._slice(begin.ctx, phase, begin.t, t, args)
+        if t > begin.t and end.status == 0:
+            rate = begin.n_tokens * 1e9 / (t - begin.t)
             self._scalar(f"tokens per second/{phase}", rate, t)
-            self._scalar(f"ms per step/{phase}", (t - step.t) / 1e6, t)
+            self._scalar(f"ms per step/{phase}", (t - begin.t) / 1e6, t)
 
-    def _ops(self, ops: Ops) -> None:
-        if ops.thread:
-            return
-        compute, plan = self._refs.compute.event, self._refs.plan
-        if not self._selection.has_step(compute.step):
-            return
-        if plan.kept is None:
-            plan.kept = KernelText(plan.graph.event, plan.event, self._pid, compute.ctx)
+    def draw_ops(
+        self, ctx: int, ops: schema.Ops, plan: TracedPlan, work: KernelWork | None
+    ) -> None:
+        if work is None:
+            return  # not thread 0
+        text: KernelText | None = plan.templates.get(ctx)
+        if text is None:
+            known = self.refs.plan
+            text = KernelText(known.graph.event, known.event, plan.timeline, self._pid, ctx)
+            remember(plan.templates, ctx, text, TEMPLATES)
         begin, end = kernel_times(ops)
-        text: KernelText = plan.kept
         if text.n:
             self._write(SEPARATOR + text.fill(begin - self._start, end - begin, self._next_id))
             self._next_id += text.n
 
-    def _memory(self, memory: Memory) -> None:
-        model = self._refs.context.event.model
-        changed = self._in_use.take(memory, model)
-        total = self._in_use.total()
+    def take_memory(self, memory: schema.Memory) -> None:
+        changed = self._in_use.take(memory, self.refs.context.event.model)
         for (buffer, kind), n in changed.items():
             host = buffer.startswith("CPU")
             self._on_side[host] += n
@@ -189,15 +171,15 @@ class _Writer:
                           "kind": kind, "Device Type": _CPU if host else _DEVICE,
                           "Device Id": -1 if host else DEVICE}}
             )  # fmt: skip
-        kinds: dict[str, int] = {}
-        for (_, kind), n in total.items():
-            kinds[kind] = kinds.get(kind, 0) + n
+        kinds: Counter[str] = Counter()
+        for (_, kind), n in self._in_use.total().items():
+            kinds[kind] += n
         for kind, n in kinds.items():
             self._scalar(f"memory in bytes/{kind}", n, memory.t)
         if memory.rss:
             self._scalar("memory in bytes/resident", memory.rss, memory.t)
 
-    def _kv(self, kv: Kv) -> None:
+    def take_kv(self, kv: schema.Kv) -> None:
         name = f"cache {kv.cache} of context {kv.ctx}"
         self._scalar(f"KV cells/{name}", kv.used, kv.t)
 
@@ -221,14 +203,8 @@ class Scalars:
 
     def add(self, name: str, value: float, step: int, t: int) -> None:
         """A value at `t` ns after the session's begin."""
-        value_ = self._summary.Value(tag=name, simple_value=value)
-        self._write(
-            self._event(
-                wall_time=(self._wall + t) / 1e9,
-                step=step,
-                summary=self._summary(value=[value_]),
-            )
-        )
+        summary = self._summary(value=[self._summary.Value(tag=name, simple_value=value)])
+        self._write(self._event(wall_time=(self._wall + t) / 1e9, step=step, summary=summary))
 
     def close(self) -> None:
         self._file.close()
@@ -245,7 +221,7 @@ class MemoryInUse:
         self._owner: dict[int, int] = {}
         """by model: the context whose weights count"""
 
-    def take(self, memory: Memory, model: int) -> Counter[tuple[str, str]]:
+    def take(self, memory: schema.Memory, model: int) -> Counter[tuple[str, str]]:
         """What has changed, in bytes, by buffer and kind (`weights`, `KV cache`, `compute`)."""
         owner = self._owner.setdefault(model, memory.ctx)
         now: Counter[tuple[str, str]] = Counter()
@@ -264,3 +240,56 @@ class MemoryInUse:
         for of in self._of_context.values():
             total.update(of)
         return total
+
+
+class KernelText:
+    """The events of a plan's kernels, built once and filled in for each compute."""
+
+    def __init__(
+        self, graph: schema.Graph, plan: schema.Plan, timeline: PlanTimeline, pid: int, ctx: int
+    ) -> None:
+        nodes = graph.whole
+        parts = []
+        on = b'"pid":%d,"tid":%d' % (pid, ctx)
+        stream = b'"pid":%d,"tid":%d' % (DEVICE, ctx)
+        times = b',"ts":%d.%03d,"dur":%d.%03d'
+        for i, (first, op) in enumerate(zip(plan.node, timeline.ops, strict=True)):
+            sources = [tensor(graph, source) for source in nodes.src[first]]
+            # PyTorch's shapes begin with the slowest dimension
+            dims = [list(reversed(of.ne)) for of in sources]
+            args: dict[str, Any] = {
+                "Input Dims": dims,
+                "Input type": [of.type for of in sources],
+                "node": nodes.name[first],
+                "layer": op.layer,
+                "block": op.block,
+            }
+            label = timeline.kernels.label[i]
+            name = _text(label)
+            parts += [
+                b'{"ph":"X","cat":"cpu_op","name":%s,' % name + on + times,
+                b',"args":{"External id":%d,' + _text(args)[1:] + b"}",
+                SEPARATOR,
+                b'{"ph":"X","cat":"Runtime","name":"%s",' % LAUNCH.encode() + on,
+                b',"ts":%d.%03d,"dur":0.000,"args":{"External id":%d,"correlation":%d}}',
+                SEPARATOR,
+                b'{"ph":"X","cat":"kernel","name":%s,' % name + stream + times,
+                b',"args":{"External id":%%d,"correlation":%%d,"device":%d,' % DEVICE,
+                b'"context":%d,"stream":%d}}' % (ctx, ctx),
+                SEPARATOR,
+            ]
+        self.n = len(timeline.ops)
+        self._text = b"".join(parts[:-1])
+
+    def fill(self, begin: Int64, dur: Int64, first_id: int) -> bytes:
+        """The events of a compute, without a separator around them; times in ns. Their ids count
+        from `first_id`."""
+        ids = np.arange(first_id, first_id + self.n)[:, None]
+        times = np.stack(np.divmod(np.column_stack((begin, dur)), 1000), axis=2).reshape(-1, 4)
+        numbers = np.hstack((times, ids, times[:, :2], ids, ids, times, ids, ids))
+        return self._text % tuple(numbers.ravel().tolist())
+
+
+def _text(value: Any) -> bytes:
+    """JSON whose percent signs are those of a template."""
+    return orjson.dumps(value).replace(b"%", b"%%")

@@ -9,47 +9,38 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.converters.exports.tables.cells import (
-    Int64,
-    Words,
-    int64,
-    masked,
-    optional,
-    rate,
-    text,
-)
-from llamacpp_instr.converters.exports.tables.events import (
-    compute_columns,
-    machine_columns,
-    message_columns,
-    note_columns,
-    session_columns,
-    statistics_columns,
-)
-from llamacpp_instr.converters.exports.tables.static import (
+from llamacpp_instr.converters.exports.names import host_of, id_of, name_of
+from llamacpp_instr.converters.exports.table_columns import (
     KERNEL_NUMBERS,
     KERNEL_WORDS,
     NODE_COLUMNS,
+    Int64,
     KernelRows,
+    Rows,
+    Words,
+    int64,
+    masked,
     node_columns,
+    optional,
+    rate,
     shape_text,
+    text,
 )
-from llamacpp_instr.converters.exports.tables.timed import Rows
-from llamacpp_instr.converters.exports.tables.whole_log import WHOLE_LOG, Kept, request_columns
 from llamacpp_instr.log.reader import LogEnd
+from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.runs import Run
-from llamacpp_instr.log.session import Session, load_parts, load_session
+from llamacpp_instr.log.session import Session, Table, load_parts, load_session
 from llamacpp_instr.log.steps import PHASES, disturbed_steps
 
 
@@ -132,6 +123,34 @@ class Tables:
 
 
 NAMES: tuple[str, ...] = tuple(field.name for field in fields(Tables))
+WHOLE_LOG = ("sessions", "steps", "requests")
+"""The tables that need the whole log: a request may go on in its next part, and a `machine` event
+covers the steps before it."""
+_KINDS = {
+    "sessions": {"text": "id host models cpu os level build llama_cpp", "bool": "perturbed"},
+    "requests": {"text": "name", "optional": "arrival first_token queued"},
+    "nodes": {
+        "word": "name op block type shape backend buffer weight weight_type params",
+        "text": "src", "bool": "executed",
+    },
+    "tensors": {"text": "name", "word": "type shape buffer"},
+    "tokens": {"text": "text", "float": "p"},
+    "kv": {"word": "kind op", "optional": "seq seq_dst p0 p1 arg", "text": "cells"},
+    "memory": {"word": "buffer"},
+    "marks": {"word": "name"},
+    "machine": {"optional": "delay running steal", "float": "load"},
+    "computes": {"word": "source"},
+    "messages": {"word": "level", "text": "text"},
+    "notes": {"word": "name", "text": "data"},
+    "tensor_stats": {"word": "name", "float": "min max mean std", "text": "hist"},
+}  # fmt: skip
+"""of the columns of each table; other lists become integers, and other arrays are columns"""
+_COLUMN: dict[str, Callable[[Any], Any]] = {
+    "text": text,
+    "optional": optional,
+    "float": lambda values: np.array(values, np.float64),  # None becomes NaN
+    "bool": lambda values: np.array(values, np.bool_),
+}
 
 
 def load_tables(
@@ -170,7 +189,8 @@ def stream_tables(
     the whole log was read, with how it ended. Raises LogError, with the line, if the log cannot be
     read; `lenient` leaves damaged lines out.
     """
-    builder, kept = _Builder(), Kept()
+    builder = _Builder()
+    kept: dict[str, list[Table]] = defaultdict(list)
     named: set[str] = set()
     by_part = tuple(name for name in NAMES if name not in WHOLE_LOG)
     for part in load_parts(path, on_progress, lenient=lenient, every_thread=True):
@@ -178,10 +198,24 @@ def stream_tables(
             if len(frame) or name not in named:
                 named.add(name)
                 yield name, frame
-        kept.add(part)
-    yield from builder.frames(kept.session(part), WHOLE_LOG).items()
+        for name in ("steps", "sequences", "marks", "machine"):
+            kept[name].append(getattr(part, name))
+        kept["tokens"].append(Table(_each(part.tokens, "ctx", "seq", "step", "t", "dur")))
+    whole: dict[str, Any] = {name: _joined(kept.pop(name)) for name in tuple(kept)}
+    yield from builder.frames(replace(part, **whole), WHOLE_LOG).items()
     if on_end is not None:
         on_end(part.log_end)
+
+
+def _joined(tables: list[Table]) -> Table:
+    return Table({name: np.concatenate([of[name] for of in tables]) for name in tables[0].columns})
+
+
+def _each(rows: Table | Iterable[object], *names: str) -> dict[str, Any]:
+    """The values of each row or event, by name."""
+    if isinstance(rows, Table):
+        return {name: rows[name] for name in names}
+    return {name: [getattr(row, name) for row in rows] for name in names}
 
 
 class _Builder:
@@ -195,40 +229,62 @@ class _Builder:
 
     def frames(self, session: Session, names: Sequence[str]) -> dict[str, pd.DataFrame]:
         self._session = session
-        steps = session.steps
-        self._phase_of = dict(zip(steps["step"].tolist(), steps["phase"].tolist(), strict=True)) | {
+        steps, computes = session.steps, session.computes
+        self._phase_of = dict(steps.tuples("step", "phase")) | {
             known.event.step: known.phase for known in session.open_steps
         }
-        self._step_of = dict(
-            zip(
-                session.computes["compute"].tolist(), session.computes["step"].tolist(), strict=True
-            )
-        )
+        self._step_of = dict(computes.tuples("compute", "step"))
         try:
-            return {name: pd.DataFrame(getattr(self, f"_{name}")()) for name in names}
+            return {name: pd.DataFrame(self._columns(name)) for name in names}
         except OverflowError:
             raise LogError("it has numbers beyond 64 bits", session.path) from None
+
+    def _columns(self, table: str) -> dict[str, Any]:
+        """The columns of a table as _KINDS has them."""
+        kinds = {
+            name: kind for kind, names in _KINDS.get(table, {}).items() for name in names.split()
+        }
+        columns: dict[str, Any] = getattr(self, f"_{table}")()
+        for name, values in columns.items():
+            if (kind := kinds.get(name)) == "word":
+                words = self._words[table, name]
+                columns[name] = words.categorical(words.codes(values))
+            elif kind:
+                columns[name] = _COLUMN[kind](values)
+            elif isinstance(values, list):
+                columns[name] = int64(values)
+        return columns
 
     # --- what was measured ---
 
     def _steps(self) -> dict[str, Any]:
         steps = self._session.steps
         dur = steps["end"] - steps["begin"]
-        first = ("n_tokens", "n_outputs", "n_seqs", "pos", "thread", "begin", "end")
-        last = ("status", "n_ubatch", "n_reused", "prepare", "readback", "recorder")
+        last = ("prepare", "readback", "recorder", "minflt", "majflt")
         return {
-            "step": steps["step"],
-            "ctx": steps["ctx"],
+            **_each(steps, "step", "ctx"),
             "phase": self._phase(steps["step"]),
-            **{name: steps[name] for name in first},
+            **_each(steps, "n_tokens", "n_outputs", "n_seqs", "pos", "thread", "begin", "end"),
             "dur": dur,
-            **{name: steps[name] for name in (*last, "minflt", "majflt")},
+            **_each(steps, "status", "n_ubatch", "n_reused", *last),
             "tokens_per_s": rate(steps["n_tokens"] * 1e9, dur),
             "disturbed": disturbed_steps(self._session, steps),
         }
 
     def _requests(self) -> dict[str, Any]:
-        return request_columns(self._session)
+        _, requests = find_requests(self._session)
+        return {
+            "request": list(range(1, len(requests) + 1)),
+            "ctx": [of.ctx for of in requests],
+            "sequence": [of.seq for of in requests],
+            "name": [of.name or None for of in requests],
+            "arrival": [None if of.arrival < 0 else of.arrival for of in requests],
+            "begin": [of.begin for of in requests],
+            "first_token": [of.token_times[0] if of.token_times else None for of in requests],
+            "end": [of.end for of in requests],
+            **_each(requests, "queued", "prompt", "reused"),
+            "output": [len(of.token_times) for of in requests],
+        }
 
     def _layers(self) -> dict[str, Any]:
         rows = Rows(self._session.layers)
@@ -242,7 +298,7 @@ class _Builder:
         rows, kernels = Rows(self._session.ops), self._kernels
         known = kernels.rows(self._session, rows)
         thread = rows.column([np.array(ops.thread) for ops in rows.timings])
-        context = [np.array(self._context_of(ops.plan)) for ops in rows.timings]
+        graphs = [self._session.graphs[self._session.plans[of.plan].graph] for of in rows.timings]
         words = {
             name: kernels.words[name].categorical(kernels.column(name)[known])
             for name in KERNEL_WORDS
@@ -254,7 +310,7 @@ class _Builder:
         caller = thread == 0
         return {
             **self._where(rows),
-            "ctx": rows.column(context),
+            "ctx": rows.column([np.array(graph.ctx) for graph in graphs]),
             "thread": thread,
             **{name: kernels.column(name)[known] for name in KERNEL_NUMBERS},
             **words,
@@ -270,101 +326,115 @@ class _Builder:
 
     def _tokens(self) -> dict[str, Any]:
         tokens = self._session.tokens
-        return {
-            **{name: tokens[name] for name in ("ctx", "step", "index", "id")},
-            "text": text(tokens["text"]),
-            "p": np.array([np.nan if p is None else p for p in tokens["p"]], np.float64),
-            "begin": tokens["t"],
-            "dur": tokens["dur"],
-        }
+        first = _each(tokens, "ctx", "step", "index", "id", "text", "p")
+        return {**first, "begin": tokens["t"], "dur": tokens["dur"]}
 
     def _kv(self) -> dict[str, Any]:
         kv = self._session.kv
+        names = (
+            "t", "ctx", "step", "cache", "kind", "op", "used", "size", "n_kv", "bytes", "seq",
+            "seq_dst", "p0", "p1", "arg",
+        )  # fmt: skip
         cells = [None if of is None else ",".join(map(str, of)) for of in kv["cells"]]
-        return {
-            **{name: kv[name] for name in ("t", "ctx", "step", "cache")},
-            **{name: self._category("kv", name, kv[name]) for name in ("kind", "op")},
-            **{name: kv[name] for name in ("used", "size", "n_kv", "bytes")},
-            **{name: optional(kv[name]) for name in ("seq", "seq_dst", "p0", "p1", "arg")},
-            "cells": text(cells),
-        }
+        return _each(kv, *names) | {"cells": cells}
 
     def _memory(self) -> dict[str, Any]:
         rows = [(event, use) for event in self._session.memory for use in event.buffers]
+        events, uses = [event for event, _ in rows], [use for _, use in rows]
         return {
-            "t": int64([event.t for event, _ in rows]),
-            "ctx": int64([event.ctx for event, _ in rows]),
-            "buffer": self._category("memory", "buffer", [use.buffer for _, use in rows]),
-            "model": int64([use.model for _, use in rows]),
-            "context": int64([use.context for _, use in rows]),
-            "compute": int64([use.compute for _, use in rows]),
-            "rss": int64([event.rss for event, _ in rows]),
+            **_each(events, "t", "ctx"),
+            **_each(uses, "buffer", "model", "context", "compute"),
+            **_each(events, "rss"),
         }
 
     def _marks(self) -> dict[str, Any]:
         marks = self._session.marks
         open_ended = marks["end"] < 0
         return {
-            "mark": marks["mark"],
-            "name": self._category("marks", "name", marks["name"]),
-            "begin": marks["begin"],
+            **_each(marks, "mark", "name", "begin"),
             "end": masked(marks["end"], open_ended),
             "dur": masked(marks["end"] - marks["begin"], open_ended),
-            "thread": marks["thread"],
+            **_each(marks, "thread"),
         }
 
     def _machine(self) -> dict[str, Any]:
-        return machine_columns(self._session)
+        machine = self._session.machine
+        begin = machine["t"] - machine["dur"]
+        names = ("dur", "cpu", "delay", "nvcsw", "nivcsw", "load", "running", "steal")
+        return {"begin": begin, "end": machine["t"], **_each(machine, *names)}
 
     def _computes(self) -> dict[str, Any]:
-        return compute_columns(self._session, partial(self._category, "computes"), self._phase)
+        computes = self._session.computes
+        last = ("source", "reused", "n_tokens", "n_threads", "t", "apply", "build", "alloc")
+        return {
+            **_each(computes, "compute", "graph", "ctx", "step"),
+            "phase": self._phase(computes["step"]),
+            **_each(computes, *last, "inputs"),
+            "begin": computes["t"] + computes["start"],
+            **_each(computes, "dur", "status"),
+        }
 
     def _messages(self) -> dict[str, Any]:
-        return message_columns(self._session, partial(self._category, "messages"))
+        return _each(self._session.messages, "t", "level", "text")
 
     def _notes(self) -> dict[str, Any]:
-        return note_columns(self._session, partial(self._category, "notes"))
+        notes = self._session.notes
+        data = [msgspec.json.encode(event.data).decode("utf-8", "replace") for event in notes]
+        return _each(notes, "t", "name") | {"data": data}
 
     def _tensor_stats(self) -> dict[str, Any]:
-        category = partial(self._category, "tensor_stats")
-        return statistics_columns(self._session, category, self._phase, self._step_of)
+        stats = self._session.stats
+        step = int64([self._step_of.get(event.compute, -1) for event in stats])
+        names = ("graph", "node", "name", "layer", "n", "min", "max", "mean", "std", "nan", "inf")
+        return {
+            **_each(stats, "t", "compute"),
+            "step": step,
+            "phase": self._phase(step),
+            **_each(stats, *names, "zero"),
+            "hist": [",".join(map(str, event.hist)) for event in stats],
+        }
 
     def _sessions(self) -> dict[str, Any]:
-        return session_columns(self._session)
+        session, start = self._session, self._session.start
+        words = {
+            "id": id_of(start, session.path),
+            "host": host_of(start),
+            "models": ", ".join(sorted(map(name_of, session.models.values()))) or None,
+            "cpu": start.host.cpu,
+            "os": start.host.os,
+            "level": start.level,
+            "build": start.producer.llama_cpp,
+            "llama_cpp": start.producer.commit,
+            "cores": start.host.cores,
+            "memory": start.host.memory,
+            "perturbed": start.perturbed,
+            "wall": pd.to_datetime([start.wall], unit="ns", utc=True),
+            "begin": start.t,
+        }
+        return {name: word if name == "wall" else [word] for name, word in words.items()}
 
     # --- what there is ---
 
     def _nodes(self) -> dict[str, Any]:
         new = [g for n, g in self._session.graphs.items() if n not in self._graphs and g.nodes]
         self._graphs = set(self._session.graphs)
-        columns: dict[str, list[Any]] = defaultdict(list)
+        columns: dict[str, list[Any]] = {name: [] for name in NODE_COLUMNS}
         for graph in new:
             for name, column in node_columns(graph).items():
                 columns[name] += column
-        return {
-            name: self._category("nodes", name, columns[name])
-            if unit == "word"
-            else text(columns[name])
-            if unit == "text"
-            else np.array(columns[name], np.bool_ if unit == "bool" else np.int64)
-            for name, unit in NODE_COLUMNS.items()
-        }
+        return columns
 
     def _tensors(self) -> dict[str, Any]:
         tensors = self._session.tensors
         n_elements = int64([int(np.prod(t.ne, dtype=object)) for t in tensors])
         n_bytes = int64([t.bytes for t in tensors])
         return {
-            "model": int64([t.model for t in tensors]),
-            "tensor": int64([t.tensor for t in tensors]),
-            "name": text([t.name for t in tensors]),
-            "layer": int64([t.layer for t in tensors]),
-            "type": self._category("tensors", "type", [t.type for t in tensors]),
-            "shape": self._category("tensors", "shape", [shape_text(t.ne) for t in tensors]),
+            **_each(tensors, "model", "tensor", "name", "layer", "type"),
+            "shape": [shape_text(t.ne) for t in tensors],
             "n_elements": n_elements,
             "bytes": n_bytes,
             "bits_per_weight": rate(n_bytes * 8, n_elements),
-            "buffer": self._category("tensors", "buffer", [t.buffer for t in tensors]),
+            **_each(tensors, "buffer"),
         }
 
     # --- columns that several tables have ---
@@ -379,15 +449,8 @@ class _Builder:
             "compute": rows.of_computes(computes),
         }
 
-    def _context_of(self, plan: int) -> int:
-        return self._session.graphs[self._session.plans[plan].graph].ctx
-
     def _phase_codes(self, step: Int64) -> NDArray[Any]:
         return self._phases.codes([self._phase_of.get(number) for number in step.tolist()])
 
     def _phase(self, step: Int64) -> pd.Categorical:
         return self._phases.categorical(self._phase_codes(step))
-
-    def _category(self, table: str, name: str, values: Iterable[str | None]) -> pd.Categorical:
-        words = self._words[table, name]
-        return words.categorical(words.codes(values))

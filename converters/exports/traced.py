@@ -1,0 +1,478 @@
+"""A log as every trace format shows it: one walk over its events, which calls what a format draws.
+
+Invariant: the phases of a step come in the order of time, none overlaps the next, and none reaches
+beyond the step. What waits for its end is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from heapq import heappop, heappush
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from llamacpp_instr.log import schema
+from llamacpp_instr.log.graph.kernels import KernelWork, untimed_backends
+from llamacpp_instr.log.graph.timeline import (
+    Lanes,
+    OpSlice,
+    PlanTimeline,
+    Selection,
+    plan_timeline,
+    remember,
+    thread_spans,
+)
+from llamacpp_instr.log.reader import EventReader
+from llamacpp_instr.log.requests import Request, RequestFinder
+from llamacpp_instr.log.resolve import KnownPlan, KnownStep, Resolver
+from llamacpp_instr.log.session import LatestSteps
+from llamacpp_instr.log.steps import WARM_UP
+
+Args = Mapping[str, str | int | float]
+Phase = tuple[str, int, int]
+"""a part of a step: name, begin and end in ns"""
+KEPT = 4096
+"""ended steps on which a token may still be drawn, and computes of a step that wait for its end"""
+TEMPLATES = 64
+"""plans and templates that are kept; once the graph has changed, older ones are no longer used"""
+DECODES = 3
+"""that a viewer shows first"""
+_ABOUT_COMPUTE = ("compute", "graph", "source", "n_tokens", "n_threads", "status", "reused")
+
+
+@dataclass
+class OpenStep:
+    """A step that has not ended."""
+
+    known: KnownStep
+    warm_up: bool
+    flows: list[int] = field(default_factory=list)
+    """of the tokens that it takes and of the requests that it serves, in a format that has flows"""
+    computes: list[schema.Compute] = field(default_factory=list)
+    """that wait, because `prepare` comes before them and is known at the end"""
+    first: int | None = None
+    """when its first ubatch began, apply included"""
+    last: int = 0
+    """when its last compute ended"""
+    served: Sequence[Request] = ()
+    """the requests that it served, once it has ended"""
+
+
+class Span(NamedTuple):
+    """A slice of every compute of a plan, with numbers in place of what differs: of its times as
+    `thread_spans` has them, and of amounts."""
+
+    begin: int
+    end: int
+    name: str
+    category: str
+    args: Args
+    op: OpSlice | None = None
+    amounts: Mapping[str, int] = MappingProxyType({})
+    """that it shows as they are, behind `args`"""
+    rates: Mapping[str, int] = MappingProxyType({})
+    """that it shows divided by its time, behind those"""
+
+
+@dataclass(frozen=True)
+class TracedPlan:
+    """What plans that differ only in their ids have in common."""
+
+    timeline: PlanTimeline
+    templates: dict[object, Any] = field(default_factory=dict)
+    """a format's own"""
+
+
+@dataclass(frozen=True)
+class RequestSlice:
+    """A request that has ended, from its arrival to its end, in ns.
+
+    If the arrival is unknown, it begins 1 ns before its first step: of what begins together,
+    trace_processor takes that first which comes first in the file, and a flow has to leave before
+    it arrives.
+    """
+
+    request: Request
+    name: str
+    """an application's, and perhaps another one for each request"""
+    begin: int
+    end: int
+    lane: int
+    """slices of one lane do not overlap"""
+    args: dict[str, str | int]
+
+
+class RequestLanes:
+    """Makes the slices of requests that have ended. Requests of one sequence overlap while one
+    waits for the end of another. So each sequence has lanes."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        """by context and sequence, a heap: when the last request of a lane ended, and the lane"""
+        self._n_lanes = 0
+
+    def slice(self, request: Request) -> RequestSlice:
+        """The slice of a request, in a lane that is free then."""
+        args = {
+            "context": request.ctx,
+            "sequence": request.seq,
+            "mark": request.name or None,
+            "prompt_tokens": min(request.prompt, schema.MOST),
+            "reused_tokens": request.reused,
+            "output_tokens": len(request.token_times),
+            "to_first_token_ns": request.to_first_token,
+            "queued_ns": request.queued,
+            "first_step": request.first_step,
+            "last_step": request.last_step,
+        }
+        begin = max(min(request.first, request.begin - 1), 0)
+        end = max(begin, request.end)
+        lane = self._lane(request.ctx, request.seq, begin, end)
+        shown = {name: value for name, value in args.items() if value is not None}
+        return RequestSlice(request, request.name or "request", begin, end, lane, shown)
+
+    def _lane(self, ctx: int, seq: int, begin: int, end: int) -> int:
+        lanes = self._lanes.setdefault((ctx, seq), [])
+        if len(self._lanes) > schema.CONTEXTS_KEPT:
+            del self._lanes[next(iter(self._lanes))]
+        if lanes and lanes[0][0] <= begin:
+            _, lane = heappop(lanes)
+        else:
+            self._n_lanes += 1
+            lane = self._n_lanes - 1
+        heappush(lanes, (end, lane))
+        return lane
+
+
+class TracedLog:
+    """Walks over a log. A format derives from it and overrides functions `draw_...`, which are
+    called for what the selection has and draw nothing by themselves; `take_EVENT` takes every event
+    of that name, also one of a format's own."""
+
+    of_no_step: tuple[type[schema.Event], ...] = (
+        schema.Memory, schema.Machine, schema.Mark, schema.Note, schema.Message,
+    )  # fmt: skip
+    """events that are left out if steps are selected"""
+
+    def __init__(self, reader: EventReader, selection: Selection, threads: bool) -> None:
+        """`threads` asks for every thread of ggml, where the log has them."""
+        self.reader, self.selection, self._threads = reader, selection, threads
+        self.refs = Resolver()
+        """a plan keeps its TracedPlan, a step its OpenStep"""
+        self.whole = selection.steps is None
+        """whether what belongs to no step is wanted"""
+        self.spans: dict[int, tuple[int, int]] = {}
+        """begin and end of the most recent steps"""
+        lanes = RequestLanes()
+        self._requests = RequestFinder(lambda found: self.draw_request(lanes.slice(found)))
+        self._latest: LatestSteps[tuple[OpenStep, schema.StepEnd]] = LatestSteps(self._settled)
+        self._layers: dict[int, tuple[schema.Layers, schema.Compute]] = {}
+        """by context: the layers whose ops may still come"""
+        self._computed = 0
+        """when the latest compute ended"""
+        self._marks = Lanes()
+        self._plans: dict[bytes, TracedPlan] = {}
+        """by the digest of what it is made of: each run of a prompt builds the same graphs again"""
+
+    def walk(self, lenient: bool) -> int:
+        """Takes all events; how many were left out (`lenient`). What has not ended then ends with
+        the log, except marks (`end_marks`)."""
+        unwanted = () if self.whole else self.of_no_step
+        takers = {
+            event: getattr(self, name)
+            for event in schema.EVENTS
+            if hasattr(self, name := f"take_{schema.event_name(event)}") and event not in unwanted
+        }
+        left_out = self.refs.feed(self.reader, takers, lenient)
+        for ctx in list(self._layers):
+            self._flush_layers(ctx)
+        self._computed = max(self.refs.latest, self._computed)
+        self._latest.settle_all()
+        for known in self.refs.open_steps.values():
+            if known.kept is not None:
+                self._draw(known.kept, None, self._computed)
+        self._requests.finish()
+        return left_out
+
+    # --- what a format draws ---
+
+    def draw_step(self, step: OpenStep, end: schema.StepEnd | None, t: int) -> None:
+        """A step until `t`; without `end` if the log ended before."""
+
+    def draw_phases(self, ctx: int, phases: Sequence[Phase], args: Args) -> None:
+        """One phase before or after the computes of a step, or all of a compute. The last has the
+        arguments."""
+
+    def draw_layers(self, ctx: int, layers: schema.Layers) -> None:
+        """The layers of a compute without ops."""
+
+    def draw_ops(
+        self, ctx: int, ops: schema.Ops, plan: TracedPlan, work: KernelWork | None
+    ) -> None:
+        """The ops of a compute: with their work among layers, otherwise on a thread's own track."""
+
+    def draw_rates(self, compute: schema.Compute, rates: Mapping[str, float]) -> None:
+        """What a compute achieved, by unit."""
+
+    def draw_request(self, request: RequestSlice) -> None:
+        """A request that has ended."""
+
+    def draw_mark(self, mark: schema.Mark, lane: int, t: int | None) -> None:
+        """An instant, what begins a span, or, at `t`, what ends it; spans of one lane do not
+        overlap."""
+
+    def draw_sync(self, sync: schema.Sync) -> None:
+        """A wait for a device."""
+
+    def draw_kv(self, kv: schema.Kv) -> None:
+        """A change of a context's memory."""
+
+    def draw_token(self, token: schema.Token) -> None:
+        """A sampled token."""
+
+    # --- events ---
+
+    def take_step_begin(self, step: schema.StepBegin) -> OpenStep | None:
+        """None if the step is not selected."""
+        self._latest.settle(step.ctx)
+        known = self.refs.step
+        if known is None or not self.selection.has_step(step.step):
+            return None
+        warm_up = any(mark.name == WARM_UP for _, mark in self.refs.open_marks.values())
+        known.kept = opened = OpenStep(known, warm_up)
+        return opened
+
+    def take_step_end(self, end: schema.StepEnd) -> None:
+        """A wait for the result of the step may follow."""
+        known = self.refs.step
+        if known is not None and known.kept is not None:
+            self._flush_layers(known.event.ctx)
+            self._latest.add(known.event.ctx, (known.kept, end), max(end.t, known.event.t))
+
+    def take_compute(self, compute: schema.Compute) -> None:
+        """If the step of a compute is open, the compute is drawn when that is drawn."""
+        start = compute.t + compute.start
+        self._computed = max(self._computed, start + compute.dur)
+        self._flush_layers(compute.ctx)
+        if not self.selection.has_step(compute.step):
+            return
+        known = self.refs.step
+        step: OpenStep | None = known.kept if known is not None else None
+        if step is None:
+            self._draw_compute(compute)
+            return
+        if step.first is None and compute.source != "memory_update":  # part of preparing
+            step.first = compute.t
+        step.last = start + compute.dur
+        step.computes.append(compute)
+        if len(step.computes) > KEPT:
+            self._draw_computes(step)
+
+    def take_layers(self, layers: schema.Layers) -> None:
+        """The ops of the compute may follow, and replace its layers."""
+        compute = self.refs.compute.event
+        self._layers[compute.ctx] = layers, compute
+
+    def take_ops(self, ops: schema.Ops) -> None:
+        known = self.refs.compute
+        compute = known.event
+        waiting, _ = self._layers.get(compute.ctx, (None, None))
+        if ops.thread == 0 and waiting is not None and waiting.compute == ops.compute:
+            del self._layers[compute.ctx]
+        if not self.selection.has_step(compute.step):
+            return
+        plan = self._plan(self.refs.plan)
+        if ops.thread == 0:
+            work = plan.timeline.kernels.work(known.ubatch)
+            self.draw_ops(compute.ctx, ops, plan, work)
+            # part of the work may have run where no kernel is timed
+            if compute.dur and not untimed_backends(known.graph.event):
+                amounts = {"GB/s": work.bytes, "GFLOP/s": work.flops}
+                rates = {unit: int(of.sum()) / compute.dur for unit, of in amounts.items()}
+                self.draw_rates(compute, rates)
+        if self._threads and ops.wait is not None:
+            self.draw_ops(compute.ctx, ops, plan, None)
+
+    def take_sync(self, sync: schema.Sync) -> None:
+        self._latest.wait(sync)
+        if self.whole:
+            self.draw_sync(sync)
+
+    def take_kv(self, kv: schema.Kv) -> None:
+        if self.selection.has_step(kv.step) and (self.whole or kv.step >= 0):
+            self.draw_kv(kv)
+
+    def take_token(self, token: schema.Token) -> None:
+        self._latest.settle(token.ctx)
+        if self.whole:
+            self._requests.token(token.ctx, token.seq, token.step, token.t, token.dur)
+        if self.selection.has_step(token.step):
+            self.draw_token(token)
+
+    def take_mark(self, mark: schema.Mark) -> None:
+        """A mark may be that of a request."""
+        if mark.phase == "instant":
+            self.draw_mark(mark, 0, None)
+        elif mark.phase == "begin":
+            self.draw_mark(mark, self._marks.begin(mark.mark, mark.t), None)
+        else:
+            begin = self.refs.mark
+            self._end_mark(begin, mark.t)
+            self._latest.settle_all()
+            seq = mark.seq if mark.seq >= 0 else begin.seq
+            if seq >= 0:
+                self._requests.span(seq, begin.t, mark.t, begin.name)
+
+    def end_marks(self) -> None:
+        """Ends the marks that are still open at the end of the log."""
+        for _, mark in self.refs.open_marks.values() if self.whole else ():
+            self._end_mark(mark, self._computed)
+
+    # --- drawing ---
+
+    def _end_mark(self, mark: schema.Mark, t: int) -> None:
+        lane, begin = self._marks.end(mark.mark, t)
+        self.draw_mark(mark, lane, max(begin, t))
+
+    def _settled(self, ended: tuple[OpenStep, schema.StepEnd], t: int) -> None:
+        step, end = ended
+        begin, parts = step.known.event, step.known.parts
+        if self.whole and end.status == 0 and not step.warm_up:
+            step.served = self._requests.step(begin.step, begin.ctx, begin.t, t, parts)
+        self._draw(step, end, t)
+
+    def _draw(self, step: OpenStep, end: schema.StepEnd | None, t: int) -> None:
+        begin, ctx = step.known.event.t, step.known.event.ctx
+        remember(self.spans, step.known.event.step, (begin, t), KEPT)
+        self.draw_step(step, end, t)
+        if end is not None and end.prepare:
+            until = min(begin + end.prepare, t if step.first is None else step.first)
+            self.draw_phases(ctx, [("prepare", begin, max(begin, until))], {})
+        self._draw_computes(step)
+        if end is not None and end.readback:
+            # the log has the sum over the ubatches, which is drawn after the last one
+            since = max(step.last, begin)
+            until = min(since + end.readback, max(t, since))
+            several = {"sum_of_ubatches": end.n_ubatch} if end.n_ubatch > 1 else {}
+            self.draw_phases(ctx, [("readback", since, until)], several)
+
+    def _draw_computes(self, step: OpenStep) -> None:
+        for compute in step.computes:
+            self._draw_compute(compute)
+        step.computes.clear()
+
+    def _draw_compute(self, compute: schema.Compute) -> None:
+        now, start = compute.t, compute.t + compute.start
+        phases: list[Phase] = []
+        for name in ("apply", "build", "alloc", "inputs"):
+            if dur := getattr(compute, name):
+                end = min(now + dur, start)
+                phases.append((name, now, end))
+                now = end
+        args = {name: getattr(compute, name) for name in _ABOUT_COMPUTE}
+        phases.append(("compute", start, start + compute.dur))
+        self.draw_phases(compute.ctx, phases, args)
+
+    def _flush_layers(self, ctx: int) -> None:
+        """Draws layers without ops as they are."""
+        layers, compute = self._layers.pop(ctx, (None, None))
+        if layers and compute and self.selection.has_step(compute.step):
+            self.draw_layers(ctx, layers)
+
+    def _plan(self, plan: KnownPlan) -> TracedPlan:
+        """Computed once for plans that differ only in their ids, and kept while one is in use."""
+        if plan.kept is None:
+            graph, event = plan.graph.event, plan.event
+            made_of = graph.splits, graph.buffers, graph.leafs, graph.nodes, event.node, event.n
+            content = sha256(msgspec.msgpack.encode(made_of)).digest()
+            plan.kept = self._plans.get(content)
+            if plan.kept is None:
+                plan.kept = TracedPlan(plan_timeline(graph, event))
+                remember(self._plans, content, plan.kept, TEMPLATES)
+        kept: TracedPlan = plan.kept
+        return kept
+
+
+def layer_spans(timeline: PlanTimeline, selection: Selection, bound: Sequence[bool]) -> list[Span]:
+    """Layers, blocks in them, ops in those: what thread 0 did. Parents come first. The amounts are
+    the kernels' bytes, then their FLOPs; `bound` is true for each op whose amounts are bounds."""
+    n = len(timeline.ops)
+    chosen = [selection.has_op(op) for op in timeline.ops]
+    spans: list[Span] = []
+    for runs, category in ((timeline.layers, "layer"), (timeline.blocks, "block")):
+        for run in runs:
+            if any(chosen[run.first : run.last + 1]):
+                args: Args = {"layer": run.layer}
+                spans.append(Span(run.first, n + run.last, run.name, category, args))
+    for i, op in enumerate(timeline.ops):
+        if chosen[i]:
+            args = {**op.args, "work": "at most"} if bound[i] else op.args
+            amounts = {"bytes": i, "flops": n + i} if op.varies else {}
+            rates = {"GB/s": i} if op.bytes else {}
+            rates |= {"GFLOP/s": n + i} if op.flops else {}
+            spans.append(Span(i, n + i, op.title, op.block, args, op, amounts, rates))
+    return sorted(spans, key=lambda span: span.begin)
+
+
+def spans_of_thread(timeline: PlanTimeline, selection: Selection, gaps: bool) -> list[Span]:
+    """What one of ggml's threads did: ops, and the barriers between them where the log has them
+    (`gaps`). The amounts are the kernels' waits inside barriers."""
+    spans = []
+    for begin, end, kernel in thread_spans(timeline, selection, gaps):
+        if kernel is None:
+            spans.append(Span(begin, end, "wait", "wait", {}))
+        else:
+            op, waits = timeline.ops[kernel], {"wait_ns": kernel}
+            spans.append(Span(begin, end, op.title, op.block, op.args, op, waits))
+    return spans
+
+
+def model_args(model: schema.Model) -> dict[str, str | int]:
+    """What the slice of a model's load shows first."""
+    return {
+        "model": model.name or model.path.rsplit("/", 1)[-1],
+        "arch": model.arch,
+        "ftype": model.ftype,
+        "params": model.params,
+        "bytes": model.bytes,
+    }
+
+
+def first_look(events: Iterable[tuple[int, schema.Event]]) -> tuple[int, int] | None:
+    """Begin and end of the part to show first, in ns; None if the log has no step that ended.
+
+    The part has the first three decodes and the last prefill before them. Of a long prefill it has
+    only the end, which takes at most as long as the decodes together. Steps inside a mark named
+    `warm-up` are skipped. Reads no further than necessary.
+    """
+    refs = Resolver()
+    warm_up: int | None = None
+    prefill: tuple[int, int] | None = None
+    decodes: list[tuple[int, int]] = []
+    for line, event in events:
+        refs.take(line, event)  # what is not whole is shown as far as possible
+        if isinstance(event, schema.Mark) and event.name == WARM_UP and event.phase == "begin":
+            warm_up = event.mark
+        elif isinstance(event, schema.Mark) and event.mark == warm_up and event.phase == "end":
+            warm_up, prefill, decodes = None, None, []
+        elif isinstance(event, schema.StepEnd) and (step := refs.step):
+            span = step.event.t, max(event.t, step.event.t)
+            if step.phase == "decode":
+                decodes.append(span)
+            elif not decodes:
+                prefill = span
+            if len(decodes) == DECODES and warm_up is None:
+                break
+    if prefill is None and not decodes:
+        return None
+    if not decodes:
+        return prefill
+    begin, end = decodes[0][0], decodes[-1][1]
+    if prefill is not None:
+        begin = max(prefill[0], min(begin, prefill[1]) - (end - begin))
+    # without margins: the UI ignores a range that extends beyond the trace
+    return begin, end
