@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -131,18 +132,21 @@ def _flat_lines(refs: Resolver, event: schema.Event, step: int) -> Iterator[Flat
 def _op_lines(refs: Resolver, event: schema.Ops, step: int) -> Iterator[FlatLine]:
     """A line for each kernel; a plan keeps what its lines have in common."""
     plan = refs.plan
-    if plan.kept is None:
-        plan.kept = _kernels(plan)
+    if plan not in _KERNELS:
+        _KERNELS[plan] = _kernels(plan)
     where: FlatLine = {"step": step, "thread": event.thread}
     if (of := refs.open_steps.get(step)) is not None:
         where["phase"] = of.phase
-    lines, kernels = plan.kept
+    lines, kernels = _KERNELS[plan]
     work = kernels.work(refs.compute.ubatch)
     amounts = zip(work.bytes.tolist(), work.flops.tolist(), work.bound.tolist(), strict=True)
     times = _spans(event)
     for line, begin, dur, (n_bytes, n_flops, bound) in zip(lines, *times, amounts, strict=True):
         moved = {"bytes": n_bytes, "flops": n_flops} | ({"work_bound": True} if bound else {})
         yield {"event": "op", "t": begin, "dur": dur, **line, **moved, **where}
+
+
+_KERNELS: WeakKeyDictionary[KnownPlan, tuple[list[FlatLine], Kernels]] = WeakKeyDictionary()
 
 
 def _kernels(plan: KnownPlan) -> tuple[list[FlatLine], Kernels]:

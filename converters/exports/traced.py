@@ -12,6 +12,7 @@ from hashlib import sha256
 from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -175,6 +176,8 @@ class TracedLog:
         self._computed = 0
         """when the latest compute ended"""
         self._marks = Lanes()
+        self._open: dict[int, OpenStep] = {}
+        self._of_plan: WeakKeyDictionary[KnownPlan, TracedPlan] = WeakKeyDictionary()
         self._plans: dict[bytes, TracedPlan] = {}
         """by the digest of what it is made of: each run of a prompt builds the same graphs again"""
 
@@ -192,9 +195,8 @@ class TracedLog:
             self._flush_layers(ctx)
         self._computed = max(self.refs.latest, self._computed)
         self._latest.settle_all()
-        for known in self.refs.open_steps.values():
-            if known.kept is not None:
-                self._draw(known.kept, None, self._computed)
+        for step in self._open.values():
+            self._draw(step, None, self._computed)
         self._requests.finish()
         return left_out
 
@@ -243,15 +245,16 @@ class TracedLog:
         if known is None or not self.selection.has_step(step.step):
             return None
         warm_up = any(mark.name == WARM_UP for _, mark in self.refs.open_marks.values())
-        known.kept = opened = OpenStep(known, warm_up)
+        opened = self._open[step.step] = OpenStep(known, warm_up)
         return opened
 
     def take_step_end(self, end: schema.StepEnd) -> None:
         """A wait for the result of the step may follow."""
         known = self.refs.step
-        if known is not None and known.kept is not None:
+        step = self._open.pop(end.step, None)
+        if known is not None and step is not None:
             self._flush_layers(known.event.ctx)
-            self._latest.add(known.event.ctx, (known.kept, end), max(end.t, known.event.t))
+            self._latest.add(known.event.ctx, (step, end), max(end.t, known.event.t))
 
     def take_compute(self, compute: schema.Compute) -> None:
         """If the step of a compute is open, the compute is drawn when that is drawn."""
@@ -260,8 +263,7 @@ class TracedLog:
         self._flush_layers(compute.ctx)
         if not self.selection.has_step(compute.step):
             return
-        known = self.refs.step
-        step: OpenStep | None = known.kept if known is not None else None
+        step = self._open.get(compute.step)
         if step is None:
             self._draw_compute(compute)
             return
@@ -385,15 +387,16 @@ class TracedLog:
 
     def _plan(self, plan: KnownPlan) -> TracedPlan:
         """Computed once for plans that differ only in their ids, and kept while one is in use."""
-        if plan.kept is None:
+        kept = self._of_plan.get(plan)
+        if kept is None:
             graph, event = plan.graph.event, plan.event
             made_of = graph.splits, graph.buffers, graph.leafs, graph.nodes, event.node, event.n
             content = sha256(msgspec.msgpack.encode(made_of)).digest()
-            plan.kept = self._plans.get(content)
-            if plan.kept is None:
-                plan.kept = TracedPlan(plan_timeline(graph, event))
-                remember(self._plans, content, plan.kept, TEMPLATES)
-        kept: TracedPlan = plan.kept
+            kept = self._plans.get(content)
+            if kept is None:
+                kept = TracedPlan(plan_timeline(graph, event))
+                remember(self._plans, content, kept, TEMPLATES)
+            self._of_plan[plan] = kept
         return kept
 
 

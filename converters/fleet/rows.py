@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import setitem
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class LogRows:
     def __init__(self, write: Write, log: str) -> None:
         self._write, self._log = write, log
         self.refs = Resolver()
+        self._open: WeakKeyDictionary[KnownStep, _Kept] = WeakKeyDictionary()
         self._rows: dict[str, list[Row]] = defaultdict(list)
         self._names: dict[tuple[str, str], int] = {}
         self._plans: dict[int, Int64] = {}
@@ -110,13 +112,14 @@ class LogRows:
         self._latest.settle(step.ctx)
         warm_up = any(mark.name == WARM_UP for _, mark in self.refs.open_marks.values())
         assert self.refs.step is not None
-        self.refs.step.kept = _Kept(warm_up)
+        self._open[self.refs.step] = _Kept(warm_up)
 
     def _step_end(self, end: StepEnd) -> None:
         assert self.refs.step is not None
         known, ctx = self.refs.step, self.refs.step.event.ctx
-        if end.status == 0 and not known.kept.warm_up:
-            for plan, names, durations in known.kept.ops:
+        kept = self._open[known]
+        if end.status == 0 and not kept.warm_up:
+            for plan, names, durations in kept.ops:
                 key = ctx, known.phase, plan
                 _, waiting = self._waiting.setdefault(key, (names, []))
                 waiting.append(durations)
@@ -127,10 +130,11 @@ class LogRows:
     def _settled(self, ended: tuple[KnownStep, StepEnd], t: int) -> None:
         known, end = ended
         step, phase = known.event, known.phase
-        counted = end.status == 0 and not known.kept.warm_up
+        warm_up = self._open[known].warm_up
+        counted = end.status == 0 and not warm_up
         self.n_steps += 1
         self.n_failed += end.status != 0
-        self.n_warm_up += known.kept.warm_up and end.status == 0
+        self.n_warm_up += warm_up and end.status == 0
         if counted:
             self._finder.step(step.step, step.ctx, step.t, t, known.parts)
         self._add(
@@ -178,7 +182,7 @@ class LogRows:
         names = self._names_of(event.plan)
         known = self.refs.open_steps.get(self.refs.compute.event.step)
         if known is not None:
-            known.kept.ops.append((event.plan, names, event.dur))
+            self._open[known].ops.append((event.plan, names, event.dur))
 
     def _names_of(self, plan: int) -> Int64:
         """The number of each kernel's name."""

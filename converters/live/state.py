@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,14 +55,16 @@ class PlanCells:
     label: list[str]
 
 
+_CELLS: WeakKeyDictionary[KnownPlan, PlanCells] = WeakKeyDictionary()
+
+
 def cells_of(plan: KnownPlan) -> PlanCells | None:
     """The cells of a plan, kept with it; None at `minimal`, where graphs have no nodes."""
-    if plan.kept is None and plan.graph.event.nodes is not None:
+    if plan not in _CELLS and plan.graph.event.nodes is not None:
         kernels = plan_kernels(plan.graph.event, plan.event)
         block = np.array([_COLUMN[name] for name in kernels.block], np.int64)
-        plan.kept = PlanCells(kernels.layer, block, kernels.label)
-    kept: PlanCells | None = plan.kept
-    return kept
+        _CELLS[plan] = PlanCells(kernels.layer, block, kernels.label)
+    return _CELLS.get(plan)
 
 
 @dataclass
@@ -177,6 +180,7 @@ class LiveState:
         self.end: SessionEnd | None = None
         self.is_over = False
         """whether nothing follows any more"""
+        self._open: WeakKeyDictionary[KnownStep, _Kept] = WeakKeyDictionary()
         self.latest = 0
         """the largest `t` so far"""
         self.idle = 0
@@ -297,7 +301,7 @@ class LiveState:
         n = layers if isinstance(layers, int) else 0
         assert self.refs.step is not None
         heat = self.heat.setdefault(self.refs.step.phase, Heat(n))
-        self.refs.step.kept = _Kept(np.zeros_like(heat.sum))
+        self._open[self.refs.step] = _Kept(np.zeros_like(heat.sum))
 
     def _step_end(self, end: StepEnd) -> None:
         known = self.refs.step
@@ -306,10 +310,10 @@ class LiveState:
         if end.status != 0:
             self.n_failed += 1
             return
-        dur = max(end.t - begin.t, 0)
-        counts = begin.n_tokens, begin.n_seqs, begin.t, dur, tuple(known.kept.computes)
+        kept, dur = self._open[known], max(end.t - begin.t, 0)
+        counts = begin.n_tokens, begin.n_seqs, begin.t, dur, tuple(kept.computes)
         self.steps.append(StepRow(begin.step, begin.ctx, known.phase, *counts))
-        self.heat[known.phase].add(known.kept.heat)
+        self.heat[known.phase].add(kept.heat)
         self.n_steps += 1
         self.busy += dur
         second = self._second(end.t)
@@ -326,7 +330,7 @@ class LiveState:
             # the log does not have its kernels
             rows = np.array(layers.layer, np.int64)
             other = np.full_like(rows, _COLUMN["other"])
-            add_times(known.kept.heat, rows, other, layers.dur)
+            add_times(self._open[known].heat, rows, other, layers.dur)
 
     def _ops(self, ops: Ops) -> None:
         compute = self.refs.compute.event
@@ -342,8 +346,9 @@ class LiveState:
         threads.waiting.append(waits)
         if known is None or cells is None or ops.thread != 0:
             return
-        add_times(known.kept.heat, cells.layer, cells.block, ops.dur)
-        known.kept.computes.append(ComputeRow(cells, np.array(gaps, np.int64), np.array(ops.dur)))
+        kept = self._open[known]
+        add_times(kept.heat, cells.layer, cells.block, ops.dur)
+        kept.computes.append(ComputeRow(cells, np.array(gaps, np.int64), np.array(ops.dur)))
 
     def _kv(self, kv: Kv) -> None:
         cache = self.caches.setdefault((kv.ctx, kv.cache), Cache())

@@ -147,7 +147,8 @@ class _Checker:
         """The errors of the event of `line`, by itself and given the events before it."""
         if self._end:
             yield f"comes after session_end (line {self._end[0]})"
-        problems = list(self._refs.taking(line, event))
+        problems = list(self._refs.problems(event))
+        self._refs.take(line, event)
         yield from problems
         if not problems and (rule := self._rules.get(type(event))):
             yield from rule(event)

@@ -93,8 +93,6 @@ class KnownPlan:
 
     event: schema.Plan
     graph: KnownGraph
-    kept: Any = None
-    """what a reader keeps with the plan, forgotten with it; likewise of a step"""
 
 
 @dataclass(eq=False)
@@ -106,7 +104,6 @@ class KnownStep:
     """where it began"""
     parts: list[Part]
     """what the batch has of each sequence, as far as that is known"""
-    kept: Any = None
 
     @property
     def phase(self) -> str:
@@ -136,6 +133,11 @@ class KnownCompute:
     """what is known of its masks"""
 
 
+Check: TypeAlias = Callable[[Any], Iterator[str]]
+"""why an event is not whole; changes nothing"""
+Take: TypeAlias = Callable[[int, Any], None]
+"""keeps what later events can name; of an event that is not whole, as far as they can be checked"""
+Measured: TypeAlias = "schema.Layers | schema.Ops | schema.Splits | schema.TensorStats"
 Takers: TypeAlias = Mapping[type[schema.Event], Callable[[Any], None]]
 
 
@@ -172,10 +174,26 @@ class Resolver:
         self.open_marks: dict[int, tuple[int, schema.Mark]] = {}
         """with the line; begun and not ended"""
         self._given: defaultdict[str, Numbers] = defaultdict(Numbers)
-        self._line = 0
-        # the method with the name of an event is its rule
-        rules = {of: getattr(self, f"_{schema.event_name(of)}", None) for of in schema.EVENTS}
-        self._rules: dict[type[schema.Event], Callable[[Any], Iterator[str]] | None] = rules
+        self._rules: dict[type[schema.Event], tuple[Check, Take]] = {
+            schema.SessionStart: (self._check_session_start, self._take_session_start),
+            schema.Mark: (self._check_mark, self._take_mark),
+            schema.Model: (self._check_model, self._take_model),
+            schema.Tensor: (self._check_tensor, self._take_tensor),
+            schema.Context: (self._check_context, self._take_context),
+            schema.Memory: (self._check_of_context, self._take_of_context),
+            schema.Graph: (self._check_graph, self._take_graph),
+            schema.Plan: (self._check_plan, self._take_plan),
+            schema.StepBegin: (self._check_step_begin, self._take_step_begin),
+            schema.StepEnd: (self._check_step_end, self._take_step_end),
+            schema.Compute: (self._check_compute, self._take_compute),
+            schema.Layers: (self._check_layers, self._take_measured),
+            schema.Ops: (self._check_ops, self._take_ops),
+            schema.Splits: (self._check_splits, self._take_measured),
+            schema.Sync: (self._check_of_context, self._take_of_context),
+            schema.Kv: (self._check_of_step, self._take_kv),
+            schema.Token: (self._check_of_step, self._take_token),
+            schema.TensorStats: (self._check_tensor_stats, self._take_tensor_stats),
+        }
 
     def follow(
         self, reader: EventReader, lenient: bool = False
@@ -194,8 +212,9 @@ class Resolver:
         self.latest = event.t
         yield line, event
         for line, event in events:
-            problem = next(self.taking(line, event), None)
+            problem = next(self.problems(event), None)
             if problem is None:
+                self.take(line, event)
                 if event.t > self.latest:
                     self.latest = event.t
                 yield line, event
@@ -223,13 +242,10 @@ class Resolver:
                 self.left_out += 1
         return self.left_out
 
-    def taking(self, line: int, event: schema.Event) -> Iterator[str]:
-        """Why the event is not whole, one message each; then keeps what later events can name, of
-        an event that is not whole as far as they can then be checked. A caller that stops at a
-        message leaves the event out."""
-        self._line = line
+    def problems(self, event: schema.Event) -> Iterator[str]:
+        """Why the event is not whole, one message each; changes nothing."""
         rule = self._rules.get(type(event))
-        found = rule(event) if rule else iter(())
+        found = rule[0](event) if rule else iter(())
         # loading a model begins before the library can open a session by itself
         begin = self._begin or 0
         if event.t < begin and not isinstance(event, schema.Model):
@@ -237,13 +253,10 @@ class Resolver:
         return found
 
     def take(self, line: int, event: schema.Event) -> None:
-        """Takes the event, whole or not, without a word."""
-        self._line = line
-        if type(event) in _MEASUREMENTS:
-            self._measured(event)  # needs no check of its columns
-        elif rule := self._rules[type(event)]:
-            for _ in rule(event):
-                pass
+        """Keep what later events can name. An event that is not whole is taken as far as later
+        events can then be checked."""
+        if (rule := self._rules.get(type(event))) is not None:
+            rule[1](line, event)
 
     def step_of(self, event: schema.Event) -> int:
         """The step that the latest event belongs to, -1 for none."""
@@ -255,39 +268,45 @@ class Resolver:
 
     # --- facts ---
 
-    def _session_start(self, event: schema.SessionStart) -> Iterator[str]:
+    def _check_session_start(self, _event: schema.SessionStart) -> Iterator[str]:
         if self._begin is not None:
             yield "occurs a second time"
-        else:
+
+    def _take_session_start(self, _line: int, event: schema.SessionStart) -> None:
+        if self._begin is None:
             self._begin = event.t
 
-    def _model(self, event: schema.Model) -> Iterator[str]:
+    def _check_model(self, event: schema.Model) -> Iterator[str]:
         if event.model in self.models:
             yield f"model {event.model} was given before"
-        else:
-            self.models[event.model] = KnownModel(event)
 
-    def _tensor(self, event: schema.Tensor) -> Iterator[str]:
+    def _take_model(self, _line: int, event: schema.Model) -> None:
+        self.models.setdefault(event.model, KnownModel(event))
+
+    def _check_tensor(self, event: schema.Tensor) -> Iterator[str]:
         model = self.models.get(event.model)
         if math.prod(event.ne) > schema.MOST:
             yield "an impossible tensor shape"
         if model is None:
             yield self._missing("model", event.model)
-            return
-        if event.tensor in model.tensors:
+        elif event.tensor in model.tensors:
             yield f"tensor {event.tensor} of model {event.model} was given before"
-        self.model = model
-        model.tensors.add(event.tensor)
 
-    def _context(self, event: schema.Context) -> Iterator[str]:
-        model, is_new = self.models.get(event.model), event.ctx not in self._given["context"]
-        if not is_new:
+    def _take_tensor(self, _line: int, event: schema.Tensor) -> None:
+        if (model := self.models.get(event.model)) is not None:
+            self.model = model
+            model.tensors.add(event.tensor)
+
+    def _check_context(self, event: schema.Context) -> Iterator[str]:
+        if event.ctx in self._given["context"]:
             yield f"context {event.ctx} was given before"
         if event.model not in self.models:
             yield self._missing("model", event.model)
-        if model is None or not is_new:
+
+    def _take_context(self, _line: int, event: schema.Context) -> None:
+        model = self.models.get(event.model)
+        if model is None or not self._given["context"].add(event.ctx):
             return
-        self._given["context"].add(event.ctx)
         self.model = model
         self.context = self.contexts[event.ctx] = KnownContext(event, model)
         if len(self.contexts) > schema.CONTEXTS_KEPT:
@@ -300,23 +319,23 @@ class Resolver:
             forgotten.graphs.clear()
             forgotten.compute = None
 
-    def _graph(self, event: schema.Graph) -> Iterator[str]:
-        is_new = event.graph not in self._given["graph"]
-        if is_new:
-            if event.ctx not in self.contexts:
-                yield self._missing("context", event.ctx)
-            yield from graph_problems(event)
-        else:
+    def _check_graph(self, event: schema.Graph) -> Iterator[str]:
+        if event.graph in self._given["graph"]:
             yield f"graph {event.graph} was given before"
-        context = self._named(event.ctx)
-        if context is None or not is_new:
             return
-        self._given["graph"].add(event.graph)
+        if event.ctx not in self.contexts:
+            yield self._missing("context", event.ctx)
+        yield from graph_problems(event)
+
+    def _take_graph(self, _line: int, event: schema.Graph) -> None:
+        context = self._named(event.ctx)
+        if context is None or not self._given["graph"].add(event.graph):
+            return
         self.graphs[event.graph] = context.graphs[event.graph] = KnownGraph(event, context)
         if len(context.graphs) > schema.GRAPHS_KEPT:
             self._forget(context.graphs.pop(next(iter(context.graphs))))
 
-    def _plan(self, event: schema.Plan) -> Iterator[str]:
+    def _check_plan(self, event: schema.Plan) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
         if event.plan in self._given["plan"]:
             yield f"plan {event.plan} was given before"
@@ -324,76 +343,85 @@ class Resolver:
             yield self._missing("graph", event.graph)
         else:
             yield from plan_problems(event, graph.event)
-            self._given["plan"].add(event.plan)
-            self.graph = graph
-            self.plan = self.plans[event.plan] = KnownPlan(event, graph)
-            graph.plans.append(event.plan)
+
+    def _take_plan(self, _line: int, event: schema.Plan) -> None:
+        graph = self.graphs.get(event.graph)
+        if graph is None or not self._given["plan"].add(event.plan):
+            return
+        self.graph = graph
+        self.plan = self.plans[event.plan] = KnownPlan(event, graph)
+        graph.plans.append(event.plan)
 
     def _forget(self, graph: KnownGraph) -> None:
         del self.graphs[graph.event.graph]
         for plan in graph.plans:
             del self.plans[plan]
 
-    def _mark(self, event: schema.Mark) -> Iterator[str]:
+    def _check_mark(self, event: schema.Mark) -> Iterator[str]:
         if event.phase == "end":
-            if (opened := self.open_marks.pop(event.mark, None)) is None:
+            if event.mark not in self.open_marks:
                 yield f"mark {event.mark} ends and was not begun"
-            else:
-                self.mark = opened[1]
-        elif not self._given["mark"].add(event.mark):
+        elif event.mark in self._given["mark"]:
             yield f"mark {event.mark} was given before"
-        elif event.phase == "begin":
-            self.open_marks[event.mark] = self._line, event
+
+    def _take_mark(self, line: int, event: schema.Mark) -> None:
+        if event.phase == "end":
+            if (opened := self.open_marks.pop(event.mark, None)) is not None:
+                self.mark = opened[1]
+        elif self._given["mark"].add(event.mark) and event.phase == "begin":
+            self.open_marks[event.mark] = line, event
 
     # --- steps and computes ---
 
-    def _step_begin(self, event: schema.StepBegin) -> Iterator[str]:
+    def _check_step_begin(self, event: schema.StepBegin) -> Iterator[str]:
         if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
-        sound = True
-        for problem in sequence_problems(event):
-            sound = False
-            yield problem
-        is_new = event.step not in self._given["step"]
-        if not is_new:
+        yield from sequence_problems(event)
+        if event.step in self._given["step"]:
             yield f"step {event.step} was given before"
-        context = self._named(event.ctx)
-        if is_new:
-            self._given["step"].add(event.step)
-            parts = context.batches.parts(event) if context and sound else []
-            self.step = self.open_steps[event.step] = KnownStep(event, self._line, parts)
 
-    def _step_end(self, event: schema.StepEnd) -> Iterator[str]:
+    def _take_step_begin(self, line: int, event: schema.StepBegin) -> None:
+        context = self._named(event.ctx)
+        if not self._given["step"].add(event.step):
+            return
+        sound = context is not None and next(sequence_problems(event), None) is None
+        parts = context.batches.parts(event) if context and sound else []
+        self.step = self.open_steps[event.step] = KnownStep(event, line, parts)
+
+    def _check_step_end(self, event: schema.StepEnd) -> Iterator[str]:
         if event.step not in self.open_steps:
             over = event.step in self._given["step"]
             yield f"step {event.step} was {'ended before' if over else 'never begun'}"
+
+    def _take_step_end(self, _line: int, event: schema.StepEnd) -> None:
         self.step = self.open_steps.pop(event.step, None)
 
-    def _compute(self, event: schema.Compute) -> Iterator[str]:
+    def _check_compute(self, event: schema.Compute) -> Iterator[str]:
         graph, step = self.graphs.get(event.graph), self.open_steps.get(event.step)
-        is_new = event.compute not in self._given["compute"]
-        if not is_new:
+        if event.compute in self._given["compute"]:
             yield f"compute {event.compute} was given before"
-        else:
-            if event.ctx not in self.contexts:
-                yield self._missing("context", event.ctx)
-            if graph is None:
-                yield self._missing("graph", event.graph)
-            elif graph.event.ctx != event.ctx:
-                yield f"of context {event.ctx}, its graph is of context {graph.event.ctx}"
-            if step is None and event.step != -1:
-                over = event.step in self._given["step"]
-                yield f"step {event.step} {'is over' if over else 'never began'}"
-            elif step and step.event.ctx != event.ctx:
-                yield f"of context {event.ctx}, its step is of context {step.event.ctx}"
-        context, self.step = self._named(event.ctx), step
-        if context is None or graph is None or not is_new:
             return
-        self._given["compute"].add(event.compute)
+        if event.ctx not in self.contexts:
+            yield self._missing("context", event.ctx)
+        if graph is None:
+            yield self._missing("graph", event.graph)
+        elif graph.event.ctx != event.ctx:
+            yield f"of context {event.ctx}, its graph is of context {graph.event.ctx}"
+        if step is None and event.step != -1:
+            over = event.step in self._given["step"]
+            yield f"step {event.step} {'is over' if over else 'never began'}"
+        elif step and step.event.ctx != event.ctx:
+            yield f"of context {event.ctx}, its step is of context {step.event.ctx}"
+
+    def _take_compute(self, _line: int, event: schema.Compute) -> None:
+        context, graph = self._named(event.ctx), self.graphs.get(event.graph)
+        self.step = self.open_steps.get(event.step)
+        if context is None or graph is None or not self._given["compute"].add(event.compute):
+            return
         if context.compute:
             del self.computes[context.compute.event.compute]
         self.graph = graph
-        ubatch = context.caches.compute(event, step.event if step else None)
+        ubatch = context.caches.compute(event, self.step.event if self.step else None)
         self.compute = self.computes[event.compute] = KnownCompute(event, graph, ubatch)
         context.compute = self.compute
         recent = graph.context.graphs
@@ -401,13 +429,12 @@ class Resolver:
 
     # --- measurements ---
 
-    def _layers(self, event: schema.Layers) -> Iterator[str]:
+    def _check_layers(self, event: schema.Layers) -> Iterator[str]:
         yield from interval_problems(event, layer=event.layer, gap=event.gap)
         if event.compute not in self.computes:
             yield self._missing("compute", event.compute)
-        self._measured(event)
 
-    def _ops(self, event: schema.Ops) -> Iterator[str]:
+    def _check_ops(self, event: schema.Ops) -> Iterator[str]:
         yield from interval_problems(event, gap=event.gap, wait=event.wait)
         if event.compute not in self.computes:
             yield self._missing("compute", event.compute)
@@ -419,9 +446,13 @@ class Resolver:
         elif compute and plan.graph is not compute.graph:
             other = compute.event.graph
             yield f"plan {event.plan} is of graph {plan.event.graph}, the compute of graph {other}"
-        self._measured(event)
 
-    def _splits(self, event: schema.Splits) -> Iterator[str]:
+    def _take_ops(self, line: int, event: schema.Ops) -> None:
+        self._take_measured(line, event)
+        if (plan := self.plans.get(event.plan)) is not None:
+            self.plan = plan
+
+    def _check_splits(self, event: schema.Splits) -> Iterator[str]:
         columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
         yield from interval_problems(event, **columns)
         if event.compute not in self.computes:
@@ -429,9 +460,8 @@ class Resolver:
         compute = self.computes.get(event.compute)
         if compute and max(event.split, default=-1) >= len(compute.graph.event.splits):
             yield f"split {max(event.split)}, the graph has {len(compute.graph.event.splits)}"
-        self._measured(event)
 
-    def _tensor_stats(self, event: schema.TensorStats) -> Iterator[str]:
+    def _check_tensor_stats(self, event: schema.TensorStats) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
         if event.compute not in self.computes:
             yield self._missing("compute", event.compute)
@@ -439,36 +469,37 @@ class Resolver:
             yield self._missing("graph", event.graph)
         elif event.node >= graph.event.n_nodes:
             yield f"node {event.node} of graph {event.graph}, which has {graph.event.n_nodes}"
-        self._measured(event)
 
-    def _measured(self, event: Any) -> None:
-        if event.compute in self.computes:
-            self.compute = self.computes[event.compute]
-        if isinstance(event, schema.Ops) and event.plan in self.plans:
-            self.plan = self.plans[event.plan]
-        if isinstance(event, schema.TensorStats) and event.graph in self.graphs:
-            self.graph = self.graphs[event.graph]
+    def _take_tensor_stats(self, line: int, event: schema.TensorStats) -> None:
+        self._take_measured(line, event)
+        if (graph := self.graphs.get(event.graph)) is not None:
+            self.graph = graph
 
-    def _of_context(self, event: schema.Memory | schema.Sync) -> Iterator[str]:
+    def _take_measured(self, _line: int, event: Measured) -> None:
+        if (compute := self.computes.get(event.compute)) is not None:
+            self.compute = compute
+
+    def _check_of_context(self, event: schema.Memory | schema.Sync) -> Iterator[str]:
         if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
+
+    def _take_of_context(self, _line: int, event: schema.Memory | schema.Sync) -> None:
         self._named(event.ctx)
 
-    _memory = _sync = _of_context
-
-    def _of_step(self, event: schema.Kv | schema.Token) -> Iterator[str]:
+    def _check_of_step(self, event: schema.Kv | schema.Token) -> Iterator[str]:
         if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
         if event.step != -1 and event.step not in self._given["step"]:
             yield f"step {event.step} never began"
-        if (context := self._named(event.ctx)) is not None:
-            if isinstance(event, schema.Token):
-                context.batches.sampled(event)
-            else:
-                context.caches.take(event)
-                context.batches.moved(event)
 
-    _kv = _token = _of_step
+    def _take_kv(self, _line: int, event: schema.Kv) -> None:
+        if (context := self._named(event.ctx)) is not None:
+            context.caches.take(event)
+            context.batches.moved(event)
+
+    def _take_token(self, _line: int, event: schema.Token) -> None:
+        if (context := self._named(event.ctx)) is not None:
+            context.batches.sampled(event)
 
     def _named(self, ctx: int) -> KnownContext | None:
         """The context, which is now the one that was named last."""
@@ -482,7 +513,6 @@ class Resolver:
         return f"{what} {number} {_FORGOTTEN[what] if given else 'was never given'}"
 
 
-_MEASUREMENTS = {schema.Layers, schema.Ops, schema.Splits, schema.TensorStats}
 _GRAPHS = schema.GRAPHS_KEPT
 _FORGOTTEN = {
     "context": f"was given, but {schema.CONTEXTS_KEPT} others were named since",

@@ -88,13 +88,16 @@ def resolver(*kinds: type[s.Event]) -> tuple[Resolver, list[s.Event]]:
     refs = Resolver()
     for line, event in enumerate(events, 1):
         if isinstance(event, (s.SessionStart, s.Model, s.Tensor, s.Context)):
-            assert list(refs.taking(line, event)) == []
+            assert list(refs.problems(event)) == []
+            refs.take(line, event)
     return refs, [next(e for e in events if isinstance(e, kind)) for kind in kinds]
 
 
 def problems(refs: Resolver, event: s.Event, **changes: object) -> list[str]:
     changed = msgspec.structs.replace(event, **changes)
-    return list(refs.taking(2, changed))
+    found = list(refs.problems(changed))
+    refs.take(2, changed)
+    return found
 
 
 def test_only_the_graphs_of_a_context_that_were_used_last_can_be_named() -> None:
