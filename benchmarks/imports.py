@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,10 +30,11 @@ SHAPE = {
 LAYERS = (3, 10)
 
 
-def write_model(folder: Path, n_layers: int) -> int:
-    """Write a random Llama in BF16, in shards; returns the bytes of its weights."""
+def write_model(folder: Path, n_layers: int, **changes: int) -> int:
+    """Write a random Llama of SHAPE with `changes` in BF16, in shards; returns the bytes of its
+    weights."""
     assert SHAPE["vocab_size"] >= PIECES
-    config = transformers.LlamaConfig(**SHAPE, num_hidden_layers=n_layers)
+    config = transformers.LlamaConfig(**{**SHAPE, **changes}, num_hidden_layers=n_layers)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -52,7 +54,8 @@ def import_measured(*words: object) -> tuple[int, float]:
     ) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while process.poll() is None:
-            peak = max(peak, *map(own_bytes, children.read_text().split()), 0)
+            with suppress(OSError):  # it has ended
+                peak = max(peak, *map(own_bytes, children.read_text().split()), 0)
             time.sleep(0.01)
     assert process.returncode == 0
     return peak, time.monotonic() - begun

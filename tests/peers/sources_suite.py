@@ -290,12 +290,11 @@ def test_wrong_input_is_one_line_and_no_file(
 
 def test_memory_depends_on_the_largest_tensor_alone(tmp_path: Path) -> None:
     """Eight times the layers take no more of it."""
-    shape = {**imports.SHAPE, "hidden_size": 1024, "intermediate_size": 2816}
     peaks = []
     for n_layers in (1, 8):
         folder = tmp_path / f"model-{n_layers}"
-        imports.write_model(folder, shape, n_layers)
-        peaks.append(imports.import_measured([folder, "-o", tmp_path / f"{n_layers}.gguf"])[0])
+        imports.write_model(folder, n_layers, hidden_size=1024, intermediate_size=2816)
+        peaks.append(imports.import_measured(folder, "-o", tmp_path / f"{n_layers}.gguf")[0])
     assert abs(peaks[1] - peaks[0]) < 40e6, peaks
 
 
