@@ -13,9 +13,9 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import setitem
+from operator import attrgetter, setitem
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -68,6 +68,7 @@ class Columns:
             name: [] if kind == "O" else array(kind) for name, kind in self._kinds.items()
         }
         self._append = [column.append for column in self._columns.values()]
+        self._values = attrgetter(*self._kinds)
 
     @classmethod
     def of(cls, event: type[Event]) -> Columns:
@@ -81,7 +82,7 @@ class Columns:
             append(value)
 
     def add_event(self, event: Event) -> None:
-        self.add([getattr(event, name) for name in self._kinds])
+        self.add(self._values(event))
 
     def table(self) -> Table:
         """The rows so far, which share their memory with these columns: add none after it."""
@@ -501,7 +502,8 @@ class _Loader:
         row += self.refs.step.phase, begin.t, event.t
         self.tables["steps"].add(row + [getattr(event, name) for name in _STEP_END])
         for part in self.refs.step.parts:
-            self.tables["sequences"].add((begin.step, *astuple(part)))
+            of_part = part.seq, part.pos, part.tokens, part.outputs, part.prompt
+            self.tables["sequences"].add((begin.step, *of_part))
 
     def _compute(self, event: schema.Compute) -> None:
         self.tables["computes"].add_event(event)
