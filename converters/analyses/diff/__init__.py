@@ -162,14 +162,14 @@ class Sides:
     def notes(self) -> list[str]:
         """What the sessions' steps leave out, and how their logs ended; a sentence that holds for
         several logs once."""
-        told = [
+        given = [
             (note.removeprefix(f"{times.session.path}: "), times.session.path)
             for times in self.every
             for note in times.notes
         ]
         n = len(self.every)
         notes = []
-        for note, pairs in grouped(told, lambda of: of[0]).items():
+        for note, pairs in grouped(given, lambda of: of[0]).items():
             logs = dict.fromkeys(path for _, path in pairs)
             some = next(iter(logs)) if len(logs) == 1 else f"{len(logs)} of {n} logs"
             notes.append(f"{'Each log' if len(pairs) == n else some}: {note}")
@@ -431,8 +431,8 @@ def clauses(
 ) -> str:
     """What every phase of `who` is: faster or slower, within the noise, or unknown for lack of
     steps, or of as many logs as `more_logs` says."""
-    told = [noise.describe(ratio, verb(phase, sessions), who) for phase, ratio in steps.items()]
-    parts = list(filter(None, told))
+    verdicts = [noise.describe(ratio, verb(phase, sessions), who) for phase, ratio in steps.items()]
+    parts = list(filter(None, verdicts))
     few = "steps to tell" if more_logs is None else f"logs to tell ({more_logs})"
     for verdict, what in (
         ("within noise", "no difference beyond the noise"),
