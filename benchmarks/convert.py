@@ -3,8 +3,9 @@
     python -m benchmarks.convert [--level detailed] [--mib 8] [--large-mib 1024]
 
 Records sessions of the demo model (4 layers, 73 op slices per decode) and of a random one (12
-layers, 209), and extends the logs by repeating their decodes to `--mib`. In one run, in turns, it
-measures CPU seconds of this process for
+layers, 209), and extends the logs by repeating their decodes to `--mib`; and 20 short runs of the
+demo model, whose log stays as it is. In one run, in turns, it measures CPU seconds of this process
+for
 
     ours    from the NDJSON file to the complete trace: reading, all tracks, counters
     peer    the perfetto package's StreamingTraceProtoBuilder with the same op slices and
@@ -61,7 +62,12 @@ def main() -> None:
         subprocess.run(command, check=True, capture_output=True)
         for real in (demo, other):
             print(f"\n{real.stem} model, level {args.level}")
-            compare(real, long, args.mib << 20)
+            write_long_log(real, long, args.mib << 20)
+            compare(long)
+        short = folder / "short.log"
+        record_demo(short, 135, "--level", args.level, "--repeat", 20)
+        print(f"\n20 short runs of the demo model, level {args.level}")
+        compare(short)
         n_ops, _ = write_long_log(demo, long, args.large_mib << 20)
         trace = folder / "large.pftrace"
         seconds, peak = cost_of_instr("to-perfetto", long, "-o", trace)
@@ -70,8 +76,9 @@ def main() -> None:
         print(f"  {n_ops:,} op slices in {seconds:.1f} CPU s, trace {size:.2f} GB")
 
 
-def compare(real: Path, log: Path, n_bytes: int) -> None:
-    n_ops, _ = write_long_log(real, log, n_bytes)
+def compare(log: Path) -> None:
+    events = (event for _, event in read_events(log))
+    n_ops = sum(len(of.dur) for of in events if isinstance(of, Ops) and of.thread == 0)
     slices = peer_slices(log)
     seconds = cpu_in_turns(
         PAIRS,

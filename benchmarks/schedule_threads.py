@@ -77,9 +77,9 @@ def compare(folder: Path, chosen: argparse.Namespace) -> None:
             flush=True,
         )
         for op, rounds in ops.items():
-            told, found = np.median(rounds, axis=0) / 1e3
-            if max(told, found) > SHOWN * whole / 1e3:
-                by_op.append(f"| {name} | {op} | {told:.1f} µs | {found:.1f} µs |")
+            forecast, real = np.median(rounds, axis=0) / 1e3
+            if max(forecast, real) > SHOWN * whole / 1e3:
+                by_op.append(f"| {name} | {op} | {forecast:.1f} µs | {real:.1f} µs |")
     print("\n| model | op | predicted | measured |\n|---|---|---|---|")
     print("\n".join(by_op))
 
@@ -126,8 +126,9 @@ def compare_ops(
         op = one.timed.nodes.op[nodes[0]]
         # the barrier inside a kernel is in its time, the one after it is not
         waits = barrier_ns * (op in INNER_BARRIER)
-        told, measured = found.get(op, (0.0, 0.0))
-        found[op] = (told + float(longest[kernel]) + waits, measured + float(two.timed.ns[kernel]))
+        predicted, measured = found.get(op, (0.0, 0.0))
+        predicted += float(longest[kernel]) + waits
+        found[op] = (predicted, measured + float(two.timed.ns[kernel]))
     found["between kernels"] = (one.rest_ns + len(longest) * barrier_ns, float(two.rest_ns))
     return found
 
