@@ -25,8 +25,8 @@ from llamacpp_instr.converters.analyses.findings import Facts, compute_findings
 from llamacpp_instr.converters.analyses.stats import op_table, recording_notes
 from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.graph.ops import BLOCKS
-from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.log.steps import BESIDE, LAYERS, WARM_UP, Account, counted_steps, steps_inside
+from llamacpp_instr.log.session import WARM_UP, Session, Table
+from llamacpp_instr.log.steps import BESIDE, LAYERS, Account, counted_steps, steps_inside
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
 

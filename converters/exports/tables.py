@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from llamacpp_instr.converters.exports.table_columns import (
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.runs import Run
-from llamacpp_instr.log.session import Session, Table, load_parts, load_session
+from llamacpp_instr.log.session import JoinedParts, Session, Table, load_parts, load_session
 from llamacpp_instr.log.steps import PHASES, disturbed_steps
 
 
@@ -183,14 +183,13 @@ def stream_tables(
 
     The pieces of one name, joined in order, are the rows of that table. Each name comes at least
     once; its first piece may be empty. Categories grow from piece to piece. `sessions`, `steps` and
-    `requests` (WHOLE_LOG) come whole, after the others: until then, memory holds the numbers of the
-    log's steps, sequences, tokens, marks and machine events (about 230 bytes a step; 0.6 kB more
-    when requests are found at the end), but none of its computes and ops. `on_end` is called after
+    `requests` (WHOLE_LOG) come whole, after the others: until then, memory holds what `JoinedParts`
+    keeps (0.6 kB more for each step when requests are found at the end). `on_end` is called after
     the whole log was read, with how it ended. Raises LogError, with the line, if the log cannot be
     read; `lenient` leaves damaged lines out.
     """
     builder = _Builder()
-    kept: dict[str, list[Table]] = defaultdict(list)
+    whole = JoinedParts()
     named: set[str] = set()
     by_part = tuple(name for name in NAMES if name not in WHOLE_LOG)
     for part in load_parts(path, on_progress, lenient=lenient, every_thread=True):
@@ -198,17 +197,10 @@ def stream_tables(
             if len(frame) or name not in named:
                 named.add(name)
                 yield name, frame
-        for name in ("steps", "sequences", "marks", "machine"):
-            kept[name].append(getattr(part, name))
-        kept["tokens"].append(Table(_each(part.tokens, "ctx", "seq", "step", "t", "dur")))
-    whole: dict[str, Any] = {name: _joined(kept.pop(name)) for name in tuple(kept)}
-    yield from builder.frames(replace(part, **whole), WHOLE_LOG).items()
+        whole.add(part)
+    yield from builder.frames(whole.session(), WHOLE_LOG).items()
     if on_end is not None:
         on_end(part.log_end)
-
-
-def _joined(tables: list[Table]) -> Table:
-    return Table({name: np.concatenate([of[name] for of in tables]) for name in tables[0].columns})
 
 
 def _each(rows: Table | Iterable[object], *names: str) -> dict[str, Any]:

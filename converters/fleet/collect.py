@@ -29,8 +29,8 @@ from llamacpp_instr.converters.fleet.dataset import (
     only_writer,
     open_dataset,
 )
-from llamacpp_instr.converters.fleet.rows import LogRows
-from llamacpp_instr.log.reader import LogEnd, read_events
+from llamacpp_instr.converters.fleet.rows import LogRows, write_rows
+from llamacpp_instr.log.reader import read_events
 
 SUFFIXES = tuple(
     suffix + packed for suffix in (".log", ".ndjson", ".jsonl") for packed in ("", ".gz", ".zst")
@@ -217,38 +217,34 @@ def _take(dataset: Path, host: str | None, lenient: bool, source: Source, path: 
     for number in itertools.count(1):
         log = first if number == 1 else f"{first}~{number}"
         with LogFiles(dataset) as files, ExitStack() as stack:
-            rows = LogRows(files.write, log)
-            reader = read_events(path, lenient)
-            left_out = rows.read(reader, lenient)
-            assert reader.end is not None
+            rows = write_rows(path, log, files.write, lenient)
+            end = rows.session.log_end
             stack.enter_context(only_decider(dataset))
             known = known_logs(dataset, log).get(log)
             if known is not None:
                 if not files.is_of_session(known.place):
                     continue  # another log with the same id
-                counts = (rows.n_steps, rows.n_ops, rows.n_requests)
+                counts = (rows.steps, rows.kernels, rows.requests)
                 had = (known.steps, known.kernels, known.requests)
                 if known.source != source.name and counts <= had:
                     return Taken(source.name, "copy", f"the data set has it from {known.source}")
-            start = rows.refs.start
+            start = rows.session.start
             date = datetime.fromtimestamp(start.wall // 10**9, timezone.utc).date()
             place = Place(date.isoformat(), host or host_of(start), log)
-            files.write("logs", [_log_row(rows, source, log, reader.end, left_out)])
+            files.write("logs", [_log_row(rows, source, log)])
             files.place(place, known.place if known else None)
-        notes = [reader.end.sentence()] if reader.end.sentence() else []
+        notes = [end.sentence()] if end.sentence() else []
         fate: Fate = "grown" if known else "new"
         if number > 1:
             fate = "conflict" if known is None else fate
             notes.append(f"another log of the data set has its id, {first}; this one is {log}")
-        return Taken(source.name, fate, "; ".join(notes), rows.n_ops)
+        return Taken(source.name, fate, "; ".join(notes), rows.kernels)
     raise AssertionError
 
 
-def _log_row(
-    rows: LogRows, source: Source, log: str, end: LogEnd, left_out: int
-) -> dict[str, object]:
-    start = rows.refs.start
-    models = sorted({name_of(model.event) for model in rows.refs.models.values()})
+def _log_row(rows: LogRows, source: Source, log: str) -> dict[str, object]:
+    start, end = rows.session.start, rows.session.log_end
+    models = sorted({name_of(model) for model in rows.session.models.values()})
     return {
         "log": log, "source": source.name, "size": source.size, "version": source.version,
         "part": start.part, "time": start.wall // 1000,
@@ -256,7 +252,7 @@ def _log_row(
         "os": start.host.os, "level": start.level, "perturbed": start.perturbed,
         "build": start.producer.llama_cpp, "llama_cpp": start.producer.commit,
         "patches": start.producer.patches, "models": models,
-        "state": end.state, "left_out": end.skipped + left_out,
-        "steps": rows.n_steps, "failed": rows.n_failed, "warm_up": rows.n_warm_up,
-        "kernels": rows.n_ops, "requests": rows.n_requests,
+        "state": end.state, "left_out": end.skipped + end.left_out,
+        "steps": rows.steps, "failed": rows.failed, "warm_up": rows.warm_up,
+        "kernels": rows.kernels, "requests": rows.requests,
     }  # fmt: skip

@@ -35,10 +35,10 @@ _LOG = math.log(GROWTH)
 N_BUCKETS = 2 + math.ceil(math.log(2**63) / _LOG)
 
 
-def bucket_of(ns: Int64) -> Int64:
+def bucket_of(ns: NDArray[np.signedinteger[Any]]) -> Int64:
     """The bucket of each duration, at least 0: bucket 0 is for durations below 1 ns, bucket i for
     those up to GROWTH to the power of i - 1."""
-    found = np.ceil(np.log(np.maximum(ns, 1)) / _LOG).astype(np.int64) + 1
+    found: Int64 = np.ceil(np.log(np.maximum(ns, 1)) / _LOG).astype(np.int64) + 1
     found[ns < 1] = 0
     return found
 

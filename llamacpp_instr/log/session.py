@@ -228,6 +228,9 @@ class TimingsCollector:
         return found
 
 
+WARM_UP = "warm-up"
+"""the mark around a warm-up run"""
+
 WAITED = 20_000
 """ns; a shorter wait found the result there, so it does not show when it came"""
 
@@ -238,7 +241,8 @@ def with_result_times(steps: Table, syncs: Table) -> Table:
     They differ only if llama.cpp waited for a device after the call: then the step ends with that
     wait (`sync`). A wait belongs to the step of its context that began last before it.
     """
-    end: Int64 = steps["end"].copy()
+    returned = steps.columns.get("returned", steps["end"])
+    end: Int64 = returned.copy()
     waits = syncs.rows(syncs["dur"] >= WAITED) if len(syncs) else syncs
     for ctx in np.unique(waits["ctx"]) if len(waits) else ():
         mine = np.flatnonzero(steps["ctx"] == ctx)
@@ -247,7 +251,7 @@ def with_result_times(steps: Table, syncs: Table) -> Table:
         at = np.searchsorted(steps["begin"][mine], of_ctx["t"], side="right") - 1
         known = at >= 0
         np.maximum.at(end, mine[at[known]], (of_ctx["t"] + of_ctx["dur"])[known])
-    return Table(steps.columns | {"end": end, "returned": steps["end"]})
+    return Table(steps.columns | {"end": end, "returned": returned})
 
 
 Step = TypeVar("Step")
@@ -385,9 +389,11 @@ def load_parts(
     """The session of a log in successive parts, for logs larger than memory.
 
     A part has the models so far, the contexts, graphs and plans that it can refer to, and of
-    everything else only what came after the previous part. A part ends once it has `part_rows` ops
-    and layer runs and no step is open, so a step, its computes and their ops are in the same part.
-    All parts except the last look like logs that were not closed. Raises like `load_session`.
+    everything else only what came after the previous part. It ends once it has `part_rows` events,
+    ops and layer runs, and neither a step nor a warm-up is open: a step, its computes, their ops
+    and the mark that excludes it are in the same part, but a wait for its result may come in the
+    next one (`JoinedParts`). All parts except the last look like logs that were not closed. Raises
+    like `load_session`.
     """
     run = path if isinstance(path, Run) else Run((str(path),))
     reader = read_run(run, lenient, on_progress)
@@ -396,7 +402,12 @@ def load_parts(
     for line, event in refs.follow(reader, lenient):
         is_full = loader.n_rows >= part_rows
         # a step that begins is open already
-        if is_full and type(event) is schema.StepBegin and len(refs.open_steps) == 1:
+        if (
+            is_full
+            and type(event) is schema.StepBegin
+            and len(refs.open_steps) == 1
+            and all(mark.name != WARM_UP for _, mark in refs.open_marks.values())
+        ):
             yield loader.session(reader.path, LogEnd("unclosed", line - 1, 0, 0), [])
             loader.begin_part()
         loader.take(event)
@@ -404,6 +415,37 @@ def load_parts(
     for _, mark in refs.open_marks.values():
         loader.tables["marks"].add((mark.mark, mark.name, mark.t, -1, mark.thread, mark.seq))
     yield loader.session(run.name, reader.end, list(refs.open_steps.values()))
+
+
+class JoinedParts:
+    """Keeps of the parts of a log what their steps need (about 230 bytes a step), for readers whose
+    memory does not grow with the kernels."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[Table]] = {
+            name: [] for name in ("steps", "sequences", "tokens", "marks", "machine", "syncs")
+        }
+        self._contexts: dict[int, schema.Context] = {}
+
+    def add(self, part: Session) -> None:
+        """The next part."""
+        self._part = part
+        self._contexts |= part.contexts
+        for name, tables in self._tables.items():
+            table = getattr(part, name)
+            if name == "tokens":  # without their texts
+                table = Table({key: table[key] for key in ("ctx", "seq", "step", "t", "dur")})
+            tables.append(table)
+
+    def session(self) -> Session:
+        """The last part with these tables, and the contexts, of the whole log. Call it once."""
+        joined: dict[str, Any] = {}
+        while self._tables:
+            name, tables = self._tables.popitem()
+            columns = {key: np.concatenate([of[key] for of in tables]) for key in tables[0].columns}
+            joined[name] = Table(columns)
+        joined["steps"] = with_result_times(joined["steps"], joined["syncs"])
+        return replace(self._part, contexts=self._contexts, **joined)
 
 
 _STEP_BEGIN = ("step", "ctx", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
@@ -468,6 +510,7 @@ class _Loader:
         }
 
     def take(self, event: schema.Event) -> None:
+        self.n_rows += 1
         if (taker := self._takers.get(type(event))) is not None:
             taker(event)
 

@@ -27,14 +27,11 @@ from numpy.typing import NDArray
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.graph.kernels import untimed_backends
 from llamacpp_instr.log.schema import Machine
-from llamacpp_instr.log.session import Int64, Session, Table, Timings, without_copy
+from llamacpp_instr.log.session import WARM_UP, Int64, Session, Table, Timings, without_copy
 from llamacpp_instr.model.file import role_of
 
 PHASES = ("prefill", "decode", "encode")
 """of steps, in the order in which they are shown"""
-
-WARM_UP = "warm-up"
-"""the mark around a warm-up run"""
 
 
 def counted_steps(session: Session, warm_up: bool = False) -> tuple[Table, list[str]]:

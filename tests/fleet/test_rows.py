@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from llamacpp_instr.base.errors import LogError, UsageError
 from llamacpp_instr.converters.fleet import rows as rows_module
 from llamacpp_instr.converters.fleet.collect import Source, find_sources
 from llamacpp_instr.converters.fleet.dataset import GROWTH, N_BUCKETS, RELATIVE_ERROR, bucket_of
-from llamacpp_instr.converters.fleet.rows import LogRows
+from llamacpp_instr.converters.fleet.rows import LogRows, write_rows
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.session import WAITED, load_parts
 from tests.kit.made_log import encode
 from tests.kit.sketched_log import Sketch
 
@@ -26,8 +27,9 @@ def rows_of(path: Path, events: Sequence[s.Event]) -> tuple[LogRows, Written]:
     """What was read, and the pieces that were written, in order."""
     path.write_bytes(encode([*events]))
     written: Written = []
-    found = LogRows(lambda name, rows: written.append((name, rows)), "the log")
-    found.read(read_events(path), lenient=False)
+    found = write_rows(
+        path, "the log", lambda name, rows: written.append((name, rows)), lenient=False
+    )
     return found, written
 
 
@@ -54,7 +56,7 @@ def test_a_step_has_its_times(tmp_path: Path) -> None:
             event.prepare, event.readback = 11, 7
     found, written = rows_of(tmp_path / "a.log", sketch.events)
     prefill, decode, _ = table(written, "steps")
-    wall = found.refs.start.wall // 1000
+    wall = found.session.start.wall // 1000
     assert prefill == {
         "log": "the log", "ctx": 0, "model": prefill["model"], "threads": 7, "step": 0,
         "phase": "prefill", "tokens": 6, "outputs": 1, "sequences": 1, "position": 0, "time": wall,
@@ -68,8 +70,8 @@ def test_a_step_has_its_times(tmp_path: Path) -> None:
         "name": None, "time": wall, "ns": 11_030, "queued_ns": None, "first_token_ns": 9010,
         "between_tokens_ns": 1010.0, "prompt": 6, "reused": 0, "output": 3,
     }  # fmt: skip
-    assert (found.n_steps, found.n_failed, found.n_warm_up) == (3, 0, 0)
-    assert (found.n_ops, found.n_requests) == (6, 1)
+    assert (found.steps, found.failed, found.warm_up) == (3, 0, 0)
+    assert (found.kernels, found.requests) == (6, 1)
 
 
 def test_a_request_of_one_token_has_no_time_between_tokens(tmp_path: Path) -> None:
@@ -118,8 +120,8 @@ def test_kernels_of_steps_that_do_not_count_are_left_out(left_out: str, tmp_path
     assert [row["counted"] for row in table(written, "steps")] == [True] * 3 + [False]
     assert sum(row["ns"] for row in table(written, "ops")) == 4500 + 2 * 630
     failed = "failed" in left_out
-    assert (found.n_steps, found.n_failed, found.n_warm_up) == (4, failed, not failed)
-    assert found.n_ops == 8, "all that the log has"
+    assert (found.steps, found.failed, found.warm_up) == (4, failed, not failed)
+    assert found.kernels == 8, "all that the log has"
 
 
 def test_another_mark_is_no_warm_up(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_another_mark_is_no_warm_up(tmp_path: Path) -> None:
     sketch.events.append(s.Mark(t=sketch.t, mark=1, name="turn", phase="begin"))
     sketch.step(5000, sampled=1)
     found, _ = rows_of(tmp_path / "a.log", sketch.events)
-    assert (found.n_steps, found.n_warm_up) == (4, 0)
+    assert (found.steps, found.warm_up) == (4, 0)
 
 
 def test_other_threads_take_part_in_the_same_kernels(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_other_threads_take_part_in_the_same_kernels(tmp_path: Path) -> None:
     other = s.Ops(t=sketch.t, compute=2, plan=0, thread=1, dur=[9, 9], wait=[0, 0])
     sketch.events.insert(-2, other)
     found, written = rows_of(tmp_path / "a.log", sketch.events)
-    assert found.n_ops == 6
+    assert found.kernels == 6
     assert sum(row["kernels"] for row in table(written, "ops")) == 6
 
 
@@ -150,17 +152,28 @@ def test_steps_are_written_in_pieces(
     assert all(rows for _, rows in written)
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3])
-@pytest.mark.parametrize("plans", [0, 1])
-def test_durations_add_up_however_many_wait(
-    batch: int, plans: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part_rows", [1, 5, 1 << 17])
+def test_rows_do_not_depend_on_the_parts_in_which_the_log_is_read(
+    part_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows_module, "BATCH", batch)
-    monkeypatch.setattr(rows_module, "PLANS", plans)
-    _, written = rows_of(tmp_path / "a.log", decoding().events)
-    ops = table(written, "ops")
-    assert sorted((row["kernels"], row["ns"]) for row in ops) == [
-        (1, 500), (1, 4000), (2, 60), (2, 1200),
+    """A warm-up is open where a part could end, and a wait for a step comes after one has ended."""
+    sketch = decoding()
+    sketch.events.append(s.Mark(t=sketch.t, mark=1, name="warm-up", phase="begin"))
+    for _ in range(3):
+        sketch.step(5000, sampled=1, ops=([1000, 1000], [0, 0]))
+    sketch.events.append(s.Mark(t=sketch.t, mark=1, name="warm-up", phase="end"))
+    waited, n_events = sketch.t, len(sketch.events)
+    sketch.step(700, sampled=1, ops=([300, 300], [0, 0]))
+    begin = next(i for i in range(n_events, len(sketch.events)) if sketch.events[i].t > waited)
+    sketch.events.insert(begin, s.Sync(t=waited - 100, ctx=0, dur=WAITED))
+    monkeypatch.setattr(rows_module, "load_parts", partial(load_parts, part_rows=part_rows))
+    found, written = rows_of(tmp_path / "a.log", sketch.events)
+    assert (found.steps, found.warm_up, found.kernels) == (7, 3, 14)
+    ns = [row["ns"] for row in table(written, "steps")]
+    assert ns[-1] == 700
+    assert ns[-2] > WAITED - 100
+    assert sorted((row["kernels"], row["ns"]) for row in table(written, "ops")) == [
+        (1, 300), (1, 300), (1, 500), (1, 4000), (2, 60), (2, 1200),
     ]  # fmt: skip
 
 

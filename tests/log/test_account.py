@@ -18,9 +18,8 @@ from llamacpp_instr.converters.analyses.step_times import StepTimes
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tree import build_tree
 from llamacpp_instr.converters.exports.tables import tables_of
-from llamacpp_instr.converters.fleet.rows import LogRows, Row
+from llamacpp_instr.converters.fleet.rows import Row, write_rows
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import BESIDE, KERNELS, LAYERS, Account, counted_steps
 from llamacpp_instr.report.report import Report
@@ -123,7 +122,7 @@ def fleet_ns(session: Session) -> dict[str, int]:
         if table in ns:
             ns[table] += sum(row["ns"] for row in found if row.get("counted", True))
 
-    LogRows(write, "log").read(read_events(session.path), lenient=False)
+    write_rows(Path(session.path), "log", write, lenient=False)
     return ns
 
 

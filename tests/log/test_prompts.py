@@ -19,7 +19,7 @@ from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.exports.chrome import write_chrome
 from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines
 from llamacpp_instr.converters.exports.tables import load_tables
-from llamacpp_instr.converters.fleet.rows import LogRows
+from llamacpp_instr.converters.fleet.rows import write_rows
 from llamacpp_instr.converters.live.state import LiveState
 from llamacpp_instr.log.batches import Batches, Part
 from llamacpp_instr.log.reader import read_events
@@ -115,7 +115,7 @@ def _fleet(log: Path) -> dict[int, str]:
     def write(table: str, of: list[dict[str, Any]]) -> None:
         found.update({row["step"]: row["phase"] for row in of} if table == "steps" else {})
 
-    LogRows(write, "log").read(read_events(log), lenient=False)
+    write_rows(log, "log", write, lenient=False)
     return found
 
 
