@@ -11,7 +11,7 @@ from tests.kit.commands_kit import PAGES, Line, lines_of
 from tests.kit.native_kit import ROOT
 
 NOT_RUN = {
-    r"docker build -f docker/Dockerfile\.cuda ": "its base image comes from a registry only",
+    r"docker build --build-arg BASE=nvidia/": "its base image comes from a registry only",
     r"docker run .*--gpus all ": "needs that image, and an NVIDIA GPU",
 }
 """beginning of a line -> why it is not run"""
