@@ -84,7 +84,7 @@ int main(int argc, char ** argv) {
     }
     log.close([](const log_file::totals & totals) {
         for (const auto & count : totals.events) {
-            printf("%s %" PRIu64 "\n", count.event, count.lines);
+            printf("%s %" PRIu64 "\n", count.event.data(), count.lines);
         }
         printf("dropped %" PRIu64 "\n", totals.dropped);
         return std::string("{\"event\":\"end\"}\n");

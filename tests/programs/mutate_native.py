@@ -33,21 +33,21 @@ FIELDS = (
 )  # fmt: skip
 """tests of every field, which any mutant must pass; the quick ones first"""
 OTHERS = {
-    "debug": ("../debugger/test_stops.py",),
+    "values": ("../debugger/test_stops.py",),
     "graph": ("every_architecture",),
     r"instrumentation\.cpp|memory": ("rotation", "unusual_calls"),
-    "secrets|host": ("secrets", "text"),
+    "secrets|machine": ("secrets", "text"),
     "json|log": ("native", "text", "faults", "held_file", "stalls"),
     "ticks|ggml": ("ticks",),
-    "file|environment": ("held_file", "existing_log", "rotation", "faults"),
-    "recorder|session|api|models|writer": (
+    "file": ("held_file", "existing_log", "rotation", "faults"),
+    "recorder|session|models|writer": (
         "rotation",
         "held_file",
         "existing_log",
         "faults",
         "stalls",
     ),
-    "thread|recorder|session|writer": ("concurrency", "native"),
+    "recorder|session|writer": ("concurrency", "native"),
 }
 """tests of what these files do besides"""
 RULES = ["universal.rules", "c_like.rules", "cpp.rules"]

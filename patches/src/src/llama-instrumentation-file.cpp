@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -186,7 +188,20 @@ bool held_file::is_own(int descriptor) const {
     return fstat(descriptor, &st) == 0 && st.st_dev == dev && st.st_ino == ino;
 }
 
-void remove_log(const char * path) {
+//
+// the names of a log's files
+//
+
+std::string before_suffix(const std::string & path, const std::string & text) {
+    const size_t slash = path.find_last_of('/');
+    const size_t dot   = path.find_last_of('.');
+    const bool   has_suffix = dot != std::string::npos && (slash == std::string::npos || dot > slash + 1);
+    const size_t at = has_suffix ? dot : path.size();
+    return path.substr(0, at) + "." + text + path.substr(at);
+}
+
+// removes the file, if it begins as a log
+static void remove_log(const char * path) {
     struct stat st;
     const int file = stat(path, &st) == 0 && S_ISREG(st.st_mode) ? ::open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file >= 0 && begins_as_log(file)) {
@@ -194,6 +209,69 @@ void remove_log(const char * path) {
     }
     if (file >= 0) {
         ::close(file);
+    }
+}
+
+void remove_parts(const std::string & path) {
+    const size_t at = before_suffix(path, "part*").find_last_of('*');  // of a part's number in its name
+    const std::filesystem::path directory = std::filesystem::path(path).parent_path();
+    std::error_code error;
+    for (const auto & entry : std::filesystem::directory_iterator(directory.empty() ? "." : directory, error)) {
+        const std::string   name   = (directory / entry.path().filename()).string();
+        const unsigned long number = name.size() > at ? strtoul(&name[at], nullptr, 10) : 0;
+        if (number > 1 && name == before_suffix(path, "part" + std::to_string(number))) {
+            remove_log(name.c_str());
+        }
+    }
+}
+
+//
+// standard error
+//
+
+namespace {
+
+// never destroyed, like the recorder's globals
+struct message_state {
+    std::mutex mutex;
+    held_file  standard_error;
+};
+
+message_state & messages() {
+    static message_state * state = new message_state;
+    return *state;
+}
+
+}  // namespace
+
+std::mutex & messages_mutex() {
+    return messages().mutex;
+}
+
+void keep_standard_error() {
+    auto & m = messages();
+    std::lock_guard<std::mutex> lock(m.mutex);
+    m.standard_error.duplicate(STDERR_FILENO);
+}
+
+void tell(const std::string & text) {
+    auto & m = messages();
+    const std::string line = "llama-instr: " + text + "\n";
+    std::lock_guard<std::mutex> lock(m.mutex);
+    const int kept = m.standard_error.get();
+    pollfd to = { kept >= 0 ? kept : STDERR_FILENO, POLLOUT, 0 };
+    // no thread waits for a terminal or a pipe that takes nothing; one that is ready takes so much at once
+    if (poll(&to, 1, 100) > 0 && to.revents == POLLOUT) {
+        (void) !::write(to.fd, line.data(), std::min(line.size(), (size_t) PIPE_BUF));
+    }
+}
+
+std::string reason_of(int status) {
+    switch (-status) {
+        case EBADMSG:   return "exists and is not a log, so it is not overwritten";
+        case ENXIO:     return "nothing reads it";
+        case ETIMEDOUT: return "the disk or the reader of the pipe has stalled";
+        default:        return strerror(-status);
     }
 }
 

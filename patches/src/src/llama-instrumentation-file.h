@@ -1,10 +1,12 @@
-// llama-instrumentation-file.h - a file that the recorder keeps open in a program that is not its own
+// llama-instrumentation-file.h - files that the recorder keeps open in a program that is not its own: logs, and standard
+// error
 //
 // An application may close descriptors that it did not open, as daemons do, and then open its own files under
 // the same numbers. So before each write and close, the descriptor is compared with the file that was opened.
 
 #pragma once
 
+#include <mutex>
 #include <string>
 #include <sys/types.h>
 
@@ -65,7 +67,18 @@ class held_file {
     bool is_own(int descriptor) const;
 };
 
-// removes the file, if it begins as a log
-void remove_log(const char * path);
+// session.log, part2 -> session.part2.log
+std::string before_suffix(const std::string & path, const std::string & text);
+// removes the later parts of the recording whose log `path` was, logs only
+void remove_parts(const std::string & path);
+
+// keeps standard error as it is now, before a library redirects it, as llama-cpp-python does
+void keep_standard_error();
+// prints a line to it, unless that is held up
+void tell(const std::string & text);
+// a -errno in words
+std::string reason_of(int status);
+// guards the copy of standard error
+std::mutex & messages_mutex();
 
 }  // namespace llama_instr

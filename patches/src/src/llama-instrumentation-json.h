@@ -44,19 +44,6 @@ class json_line {
     void clear() { buf.clear(); }
     std::string_view lines() const { return buf; }
 
-    // begins a bare array instead of a line
-    json_line & begin_array() {
-        buf.clear();
-        buf.push_back('[');
-        need_comma = false;
-        return *this;
-    }
-
-    std::string end_array() {
-        buf.push_back(']');
-        return buf;
-    }
-
     template <typename T> json_line & kv(const char * name, const T & v) {
         if constexpr (is_number<T>) {
             char * to = key(name, most_digits);
@@ -67,6 +54,9 @@ class json_line {
         }
         return *this;
     }
+
+    // the same, of a number that is -1 if it is absent
+    template <typename T> json_line & kv_if_known(const char * name, T v) { return v >= 0 ? kv(name, v) : *this; }
 
     // a column taken from `n` items by `get`
     template <typename F> json_line & column(const char * name, size_t n, F get) {

@@ -199,16 +199,20 @@ void log_file::fail(int reason) {
 void log_file::drop_lines(std::string_view text) {
     static const char prefix[] = "{\"event\":\"";
     while (!text.empty()) {
-        const std::string_view name = text.substr(sizeof(prefix) - 1);
-        if (auto * count = lines.find(name.substr(0, name.find('"')))) {
-            count->lines--;
-        }
+        const std::string_view event = text.substr(sizeof(prefix) - 1);
+        lines.count_of(event.substr(0, event.find('"'))).lines--;  // it was counted before
         n_dropped++;
         text.remove_prefix(text.find('\n') + 1);
     }
 }
 
-int log_file::close_file(const std::string & last_line) {
+int log_file::close(const std::function<std::string(const totals & totals)> & make) {
+    if (!file.is_open()) {
+        return 0;
+    }
+    take(true);
+    write_taken();
+    const std::string last_line = make({ lines.counts, bytes, n_dropped, spent, clock.whole() });
     const bool reader_gone = broken && !is_regular();
     broken = false;
     if (!reader_gone && write_some(last_line) != last_line.size() && is_regular()) {
@@ -224,27 +228,10 @@ int log_file::close_file(const std::string & last_line) {
     return -error;
 }
 
-// equal literals mostly have one address, so that compare first
-log_lines::event_count & log_lines::count_of(const char * event) {
-    for (auto & count : counts) {
-        if (count.event == event) {
-            return count;
-        }
-    }
-    if (event_count * found = find(event)) {
-        return *found;
-    }
-    counts.push_back({ event, 0 });
-    return counts.back();
-}
-
-log_lines::event_count * log_lines::find(std::string_view event) {
-    for (auto & count : counts) {
-        if (event == count.event) {
-            return &count;
-        }
-    }
-    return nullptr;
+log_lines::event_count & log_lines::count_of(std::string_view event) {
+    const auto is_of = [event](const event_count & count) { return count.event == event; };
+    const auto found = std::find_if(counts.begin(), counts.end(), is_of);
+    return found != counts.end() ? *found : counts.emplace_back(event_count { event, 0 });
 }
 
 }  // namespace llama_instr

@@ -30,8 +30,8 @@ namespace [[gnu::visibility("hidden")]] llama_instr {
 class log_lines {
   public:
     struct event_count {
-        const char * event;
-        uint64_t     lines;
+        std::string_view event;  // a literal
+        uint64_t         lines;
     };
 
     // a line of the event `event`, a literal; end() closes it
@@ -52,8 +52,7 @@ class log_lines {
     std::vector<event_count> counts;
     const tick_clock * clock = nullptr;  // the log's
 
-    event_count & count_of(const char * event);
-    event_count * find(std::string_view event);
+    event_count & count_of(std::string_view event);
 
   private:
     std::vector<uint64_t> numbers;
@@ -81,15 +80,7 @@ class log_file {
         uint64_t spent;  // formatting and writing, in ticks
         tick_scale scale;
     };
-    template <typename F> int close(F make) {
-        if (!file.is_open()) {
-            return 0;
-        }
-        take(true);
-        write_taken();
-        const std::string line = make(totals { lines.counts, bytes, n_dropped, spent, clock.whole() });
-        return close_file(line);
-    }
+    int close(const std::function<std::string(const totals & totals)> & make);
 
     // removes the new file
     void discard() { file.discard(); }
@@ -187,7 +178,6 @@ class log_file {
     void   give_up(std::string_view text, size_t written);
     std::string last_lines(size_t n);
     void   note(int reason);
-    int    close_file(const std::string & last_line);
     void   drop_lines(std::string_view text);
 };
 

@@ -1,14 +1,24 @@
-// llama-instrumentation-machine.h - what the machine did meanwhile: CPU time, waiting for a CPU, load
+// llama-instrumentation-machine.h - the process and its machine: what they are, for the first line of a log, and what
+// happened meanwhile: CPU time, waiting for a CPU, load
 
 #pragma once
 
 #include <cstdint>
+#include <ctime>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace [[gnu::visibility("hidden")]] llama_instr {
 
-struct machine_record;
+class json_line;
+
+void write_host(json_line & line);
+void write_process(json_line & line);
+std::string iso_time(const timespec & wall);
+std::string random_id();
+uint64_t resident_bytes();
+int      thread_id();
 
 // counts since the process or the machine began
 struct machine_counts {
@@ -21,7 +31,7 @@ struct machine_counts {
     static machine_counts now();
 
     // what happened from `before` until these were read
-    machine_record since(const machine_counts & before) const;
+    void write_since(const machine_counts & before, json_line & line) const;
 };
 
 // the calling thread is the recorder's: its waiting disturbs no thread of the program

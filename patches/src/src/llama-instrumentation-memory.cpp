@@ -1,10 +1,7 @@
 // llama-instrumentation-memory.cpp - the hooks of KV caches and recurrent memory: cells in use
 
 #include "llama-instrumentation-records.h"
-#include "llama-instrumentation-recorder.h"
 #include "llama-instrumentation-thread.h"
-
-#include "llama-instrumentation.h"
 
 #include "llama-kv-cache.h"
 #include "llama-memory-recurrent.h"
@@ -21,11 +18,11 @@ struct cell_counts {
 cell_counts count_cells(const cache_state & cache) {
     cell_counts counts;
     if (cache.recurrent) {
-        const auto * mem = (const llama_memory_recurrent *) cache.cache;
+        const auto * mem = static_cast<const llama_memory_recurrent *>(cache.cache);
         counts.used = mem->used;
         counts.size = mem->size;
     } else {
-        const auto * kv = (const llama_kv_cache *) cache.cache;
+        const auto * kv = static_cast<const llama_kv_cache *>(cache.cache);
         for (uint32_t s = 0; s < kv->get_n_stream(); s++) {
             counts.used += kv->get_cells((llama_seq_id) s).get_used();
         }
@@ -34,15 +31,23 @@ cell_counts count_cells(const cache_state & cache) {
     return counts;
 }
 
+uint64_t used_cells(const context_state & state) {
+    uint64_t used = 0;
+    for (const auto & cache : state.caches) {
+        used += count_cells(cache).used;
+    }
+    return used;
+}
+
 // the cache's number in the context; a cache is met when it is first applied
-size_t cache_index(log_part & s, context_state & state, const void * cache, bool recurrent, const llama_memory_i * mem) {
+size_t cache_index(log_part & s, context_state & state, const llama_memory_i * cache, bool recurrent) {
     for (size_t i = 0; i < state.caches.size(); i++) {
         if (state.caches[i].cache == cache) {
             return i;
         }
     }
     uint64_t bytes = 0;
-    for (const auto & entry : mem->memory_breakdown()) {
+    for (const auto & entry : cache->memory_breakdown()) {
         bytes += entry.second;
     }
     s.known.add_cache(state, { cache, recurrent, bytes });
@@ -66,20 +71,17 @@ kv_record make_record(const context_state & state, int step, size_t index, const
     return record;
 }
 
-}  // namespace
-
-void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv) {
+// `cells`: nullptr if a ubatch takes none
+void write_apply(const llama_memory_i * cache, bool recurrent, const char * op, int64_t n_kv, const std::vector<std::vector<uint32_t>> * cells) {
     auto & t = tl();
     if (t.step.depth != 1) {
         return;
     }
     recorder_clock recorder(t);
-    log_part &    s      = *t.step.s;
-    const size_t index  = cache_index(*t.step.s, *t.step.state, kv, false, kv);
-    kv_record    record = make_record(*t.step.state, t.step.id, index, cells ? "apply" : "shift", ticks_now());
-    if (cells) {
-        record.n_kv = n_kv;
-    }
+    log_part &   s      = *t.step.s;
+    const size_t index  = cache_index(s, *t.step.state, cache, recurrent);
+    kv_record    record = make_record(*t.step.state, t.step.id, index, op, ticks_now());
+    record.n_kv      = n_kv;
     record.has_cells = cells && s.detail == level::verbose;
     t.cells.clear();
     if (record.has_cells) {
@@ -90,16 +92,14 @@ void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std:
     s.add(record, std::string_view((const char *) t.cells.data(), t.cells.size() * sizeof(t.cells[0])));
 }
 
+}  // namespace
+
+void llama_instr_kv_apply_impl(const llama_kv_cache * kv, const std::vector<std::vector<uint32_t>> * cells, uint32_t n_kv) {
+    write_apply(kv, false, cells ? "apply" : "shift", cells ? (int64_t) n_kv : -1, cells);
+}
+
 void llama_instr_recurrent_apply_impl(const llama_memory_recurrent * mem) {
-    auto & t = tl();
-    if (t.step.depth != 1) {
-        return;
-    }
-    recorder_clock recorder(t);
-    const size_t index  = cache_index(*t.step.s, *t.step.state, mem, true, mem);
-    kv_record    record = make_record(*t.step.state, t.step.id, index, "apply", ticks_now());
-    record.n_kv = mem->n;
-    t.step.s->add(record);
+    write_apply(mem, true, "apply", mem->n, nullptr);
 }
 
 void llama_instr_memory_op::begin() {
@@ -109,9 +109,7 @@ void llama_instr_memory_op::begin() {
         mem = nullptr;
         return;
     }
-    for (const auto & cache : state->caches) {
-        used_before += count_cells(cache).used;
-    }
+    used_before = used_cells(*state);
 }
 
 void llama_instr_memory_op::finish() {
@@ -120,12 +118,8 @@ void llama_instr_memory_op::finish() {
     if (!state) {
         return;
     }
-    uint64_t used_after = 0;
-    for (const auto & cache : state->caches) {
-        used_after += count_cells(cache).used;
-    }
     // llama-cpp-python removes what lies behind its position before every eval; mostly there is nothing
-    if (strcmp(op, "seq_rm") == 0 && used_after == used_before) {
+    if (strcmp(op, "seq_rm") == 0 && used_cells(*state) == used_before) {
         return;
     }
     const uint64_t now = ticks_now();

@@ -2,7 +2,7 @@
 
 #include "llama-instrumentation-models.h"
 
-#include "llama-instrumentation-host.h"
+#include "llama-instrumentation-machine.h"
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-session.h"
 
@@ -46,16 +46,11 @@ void keep_fact(const llama_context * ctx, const context_types & types) {
     f.types[ctx] = types;
 }
 
-void forget_fact(const llama_model * model) {
+void forget_facts(const void * what) {
     auto & f = facts();
     std::lock_guard<std::mutex> lock(f.mutex);
-    f.loads.erase(model);
-}
-
-void forget_fact(const llama_context * ctx) {
-    auto & f = facts();
-    std::lock_guard<std::mutex> lock(f.mutex);
-    f.types.erase(ctx);
+    f.loads.erase((const llama_model *) what);
+    f.types.erase((const llama_context *) what);
 }
 
 model_load load_of(const llama_model * model) {
@@ -155,17 +150,12 @@ model_state & model_table::of(const llama_model * model) {
     return model_locked(model);
 }
 
-void model_table::forget(const llama_context * ctx) {
+void model_table::forget(const void * what) {
     std::lock_guard<std::mutex> lock(mutex);
-    contexts.erase(ctx);
-    followed.erase(ctx);
-    s.all->forget(ctx);
-}
-
-void model_table::forget(const llama_model * model) {
-    std::lock_guard<std::mutex> lock(mutex);
-    models.erase(model);
-    s.all->forget(model);
+    contexts.erase((const llama_context *) what);
+    followed.erase((const llama_context *) what);
+    models.erase((const llama_model *) what);
+    s.all->forget(what);
 }
 
 namespace {
@@ -183,17 +173,13 @@ int layer_of_weight(const std::string & name) {
 
 void write_weight(log_part & s, int model_id, int id, const std::string & name, const ggml_tensor * t) {
     ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_TENSOR, ggml_instr_clock_ns());
+    json_line & line = line_buffer().begin(LLAMA_INSTR_EV_TENSOR, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_MODEL, model_id).kv(LLAMA_INSTR_K_TENSOR, id).kv(LLAMA_INSTR_K_NAME, name);
     line.kv(LLAMA_INSTR_K_TYPE, ggml_type_name(t->type));
     line.column(LLAMA_INSTR_K_NE, (size_t) ggml_n_dims(t), [t](size_t i) { return t->ne[i]; });
     line.kv(LLAMA_INSTR_K_BYTES, ggml_nbytes(t));
     line.kv(LLAMA_INSTR_K_BUFFER, buffer ? ggml_backend_buffer_name(buffer) : "");
-    const int layer = layer_of_weight(name);
-    if (layer >= 0) {
-        line.kv(LLAMA_INSTR_K_LAYER, layer);
-    }
+    line.kv_if_known(LLAMA_INSTR_K_LAYER, layer_of_weight(name));
     s.write(LLAMA_INSTR_EV_TENSOR, line);
 }
 
@@ -230,8 +216,7 @@ model_state & model_table::model_locked(const llama_model * model) {
     slot->id = s.all->id_of(model);
 
     const model_load load = load_of(model);
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_MODEL, load.t_begin ? load.t_begin : ggml_instr_clock_ns());
+    json_line & line = line_buffer().begin(LLAMA_INSTR_EV_MODEL, load.t_begin ? load.t_begin : ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_MODEL, slot->id).kv(LLAMA_INSTR_K_PATH, load.path);
     line.kv(LLAMA_INSTR_K_ARCH, model->arch_name()).kv(LLAMA_INSTR_K_NAME, model->name);
     line.kv(LLAMA_INSTR_K_DESCRIPTION, model->desc());
@@ -254,8 +239,7 @@ model_state & model_table::model_locked(const llama_model * model) {
 void model_table::write_context(const context_state & state, int model_id) {
     const llama_context * ctx = state.ctx;
     const llama_cparams & cp  = ctx->get_cparams();
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_CONTEXT, ggml_instr_clock_ns());
+    json_line & line = line_buffer().begin(LLAMA_INSTR_EV_CONTEXT, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_CTX, state.id).kv(LLAMA_INSTR_K_MODEL, model_id);
     line.kv(LLAMA_INSTR_K_N_CTX, cp.n_ctx).kv(LLAMA_INSTR_K_N_CTX_SEQ, cp.n_ctx_seq);
     line.kv(LLAMA_INSTR_K_N_BATCH, cp.n_batch).kv(LLAMA_INSTR_K_N_UBATCH, cp.n_ubatch);
@@ -276,7 +260,6 @@ void model_table::write_context(const context_state & state, int model_id) {
 }
 
 std::string memory_json(const llama_context * ctx) {
-    json_line line;
     // sorted by name: the map is ordered by address
     std::map<std::string, llama_memory_breakdown_data> by_name;
     for (const auto & entry : ctx->memory_breakdown()) {
@@ -285,12 +268,13 @@ std::string memory_json(const llama_context * ctx) {
         sum.context += entry.second.context;
         sum.compute += entry.second.compute;
     }
-    line.begin_array();
+    json_line line;
+    line.inner_array();
     for (const auto & entry : by_name) {
         line.object().kv(LLAMA_INSTR_K_BUFFER, entry.first).kv(LLAMA_INSTR_K_MODEL, entry.second.model);
         line.kv(LLAMA_INSTR_K_CONTEXT, entry.second.context).kv(LLAMA_INSTR_K_COMPUTE, entry.second.compute).close_object();
     }
-    return line.end_array();
+    return std::string(line.close_array().lines());
 }
 
 void write_memory_if_changed(log_part & s, context_state & state) {
@@ -299,8 +283,7 @@ void write_memory_if_changed(log_part & s, context_state & state) {
         return;
     }
     state.memory = now;
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_MEMORY, ggml_instr_clock_ns());
+    json_line & line = line_buffer().begin(LLAMA_INSTR_EV_MEMORY, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_CTX, state.id).kv_json(LLAMA_INSTR_K_BUFFERS, now.c_str());
     line.kv(LLAMA_INSTR_K_RSS, resident_bytes());
     s.write(LLAMA_INSTR_EV_MEMORY, line);

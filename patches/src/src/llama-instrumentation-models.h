@@ -20,9 +20,9 @@ class log_part;
 
 // a memory that a context was seen to use
 struct cache_state {
-    const void * cache;
-    bool         recurrent;
-    uint64_t     bytes;  // of all cells
+    const llama_memory_i * cache;
+    bool     recurrent;
+    uint64_t bytes;  // of all cells
 };
 
 // the sequence of a token of a batch, -1 if it has several, and whether its logits are kept
@@ -69,8 +69,8 @@ class model_table {
     // the same, or nullptr if the part has not met the context
     context_state * find(const llama_context * ctx);
     model_state   & of(const llama_model * model);
-    void forget(const llama_context * ctx);
-    void forget(const llama_model * model);
+    // a model or a context that is freed
+    void forget(const void * what);
     context_state * find_by_memory(llama_memory_t mem);
     // only the thread that uses the context adds to its caches
     void add_cache(context_state & state, const cache_state & cache);
@@ -105,8 +105,7 @@ context_types types_of(const llama_context * ctx);
 
 void keep_fact(const llama_model * model, const model_load & load);
 void keep_fact(const llama_context * ctx, const context_types & types);
-void forget_fact(const llama_model * model);
-void forget_fact(const llama_context * ctx);
+void forget_facts(const void * what);
 
 // guards these facts
 std::mutex & facts_mutex();

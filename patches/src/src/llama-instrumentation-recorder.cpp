@@ -1,11 +1,12 @@
-// llama-instrumentation-recorder.cpp - opens and closes sessions, also where the environment asks for one; fork and exit
+// llama-instrumentation-recorder.cpp - the session of this process, which the environment may ask for: opens and closes it,
+// also at fork and exit; the C API
 
-#include "llama-instrumentation-recorder.h"
+#include "llama-instrumentation-build.h"
+#include "llama-instrumentation-schema.h"
+#include "llama-instrumentation-thread.h"
 
-#include "llama-instrumentation.h"
-#include "llama-instrumentation-environment.h"
-#include "llama-instrumentation-host.h"
-#include "llama-instrumentation-messages.h"
+#include "llama-context.h"
+#include "llama-memory.h"
 
 #include <algorithm>
 #include <array>
@@ -25,6 +26,51 @@ namespace llama_instr {
 
 namespace {
 
+//
+// the environment
+//
+
+std::string environment(const char * name, const char * otherwise = "") {
+    const char * value = getenv(name);
+    return value && *value ? value : otherwise;
+}
+
+std::string replace_pid(std::string path) {
+    for (size_t at; (at = path.find("%p")) != std::string::npos;) {
+        path.replace(at, 2, std::to_string(getpid()));
+    }
+    return path;
+}
+
+// "DEVICE:INODE" of the log that may be replaced: one process of the command replaces it, and the others then
+// find another file there
+held_file::existing file_to_replace(const std::string & text) {
+    held_file::existing found;
+    char * end = nullptr;
+    found.dev     = (dev_t) strtoull(text.c_str(), &end, 10);
+    found.ino     = *end == ':' ? (ino_t) strtoull(end + 1, nullptr, 10) : 0;
+    found.replace = found.ino != 0;
+    return found;
+}
+
+// the settings from `instr exec`; an empty path if there are none
+request request_of_environment() {
+    request asked;
+    asked.path  = replace_pid(environment("LLAMA_INSTR_LOG"));
+    asked.level = environment("LLAMA_INSTR_LEVEL", "detailed");
+    asked.args  = environment("LLAMA_INSTR_ARGS");
+    asked.stats = environment("LLAMA_INSTR_STATS");
+    asked.flags = environment("LLAMA_INSTR_ON_ERROR") == "stop" ? LLAMA_INSTR_STOP_ON_ERROR : 0;
+    asked.found = file_to_replace(environment("LLAMA_INSTR_OVERWRITE"));
+    asked.rotate_bytes  = strtoull(environment("LLAMA_INSTR_ROTATE").c_str(), nullptr, 10);
+    asked.removes_parts = asked.rotate_bytes > 0 && !environment("LLAMA_INSTR_OVERWRITE").empty();
+    return asked;
+}
+
+//
+// sessions
+//
+
 // Never destroyed: threads of the application may still decode while the process ends.
 struct global_state {
     std::mutex mutex;
@@ -35,7 +81,7 @@ struct global_state {
     // every part that may still be referred to: the open one is the last; before it come those that it followed and
     // those of sessions that are being closed
     std::vector<std::weak_ptr<log_part>> parts;
-    std::mutex marks;
+    std::mutex marks;  // held while a mark is written, so that a rotation cuts every open span in two
 
     // with the mutex held
     void set_open(std::shared_ptr<log_part> s) {
@@ -86,17 +132,16 @@ int open_session(const request & asked) {
                            "; close that session first, or leave out `instr exec`");
     }
     auto s = std::make_shared<log_part>();
-    if (!parse_level(asked.level.c_str(), s->detail)) {
+    const auto * const name = std::find(std::begin(level_names), std::end(level_names), asked.level);
+    if (name == std::end(level_names)) {
         return fail(EINVAL, "unknown level '" + asked.level + "'; it is minimal, detailed or verbose");
     }
-    s->all           = std::make_shared<session>();
-    s->all->id       = random_id();
-    s->all->path     = asked.path;
-    s->all->args     = asked.args;
-    s->flags         = asked.flags;
-    s->stats_pattern = asked.stats;
+    s->detail     = (level) (name - level_names);
+    s->all        = std::make_shared<session>();
+    s->all->id    = random_id();
+    s->all->asked = asked;
     try {
-        s->stats = std::regex(asked.stats);
+        s->all->stats = std::regex(asked.stats);
     } catch (const std::regex_error & err) {
         return fail(EINVAL, "not a regular expression: '" + asked.stats + "': " + err.what());
     }
@@ -191,7 +236,7 @@ const std::shared_ptr<log_part> & current_locked() {
 // once there is one; asks for it otherwise
 void follow_with_next_part() {
     auto & g = global();
-    const auto marks = marks_lock();
+    std::lock_guard<std::mutex> marks(g.marks);
     std::lock_guard<std::mutex> lock(g.mutex);
     const auto full = g.open;
     const auto next = full && full->is_full() ? full->all->files.next() : nullptr;
@@ -205,6 +250,10 @@ void follow_with_next_part() {
     next->known.follow(full->known);
     make_current(next);
 }
+
+//
+// exit and fork
+//
 
 void at_exit() {
     if (llama_instr_enabled()) {
@@ -296,13 +345,10 @@ std::shared_ptr<log_part> open_part_or_null() {
     return g.open;
 }
 
-std::unique_lock<std::mutex> marks_lock() {
-    return std::unique_lock<std::mutex>(global().marks);
-}
-
 // Writes what it did first: a worker process may call _exit() once it has freed its models. A rotation, which copies
 // what the last part knows, takes the same lock.
-template <typename T> static void forget_in_all(const T * what) {
+void forget_everywhere(const void * what) {
+    forget_facts(what);
     auto & g = global();
     std::vector<std::shared_ptr<log_part>> held;
     {
@@ -319,17 +365,23 @@ template <typename T> static void forget_in_all(const T * what) {
     }
 }
 
-void forget_everywhere(const llama_context * ctx) {
-    forget_in_all(ctx);
-}
-
-void forget_everywhere(const llama_model * model) {
-    forget_in_all(model);
-}
-
 }  // namespace llama_instr
 
+//
+// the C API
+//
+
 using namespace llama_instr;
+
+int32_t llama_instr_abi(void) {
+    return LLAMA_INSTR_ABI;
+}
+
+const char * llama_instr_info(void) {
+    static const std::string info = std::string("{\"llama_cpp\":\"" LLAMA_INSTR_BUILD_LLAMA_CPP "\",\"commit\":\"" LLAMA_INSTR_BUILD_COMMIT
+        "\",\"patches\":\"" LLAMA_INSTR_BUILD_PATCHES "\",\"abi\":") + std::to_string(LLAMA_INSTR_ABI) + "}";
+    return info.c_str();
+}
 
 const char * llama_instr_error(void) {
     return last_error;
@@ -362,4 +414,93 @@ int32_t llama_instr_begin(const char * path, const char * level, const char * ar
 
 int32_t llama_instr_end(void) {
     return close_session("closed", true);
+}
+
+int32_t llama_instr_status(void) {
+    const auto s = open_part_or_null();
+    return s ? LLAMA_INSTR_ACTIVE | (s->log.failed() ? LLAMA_INSTR_FAILED : 0) | (s->all->nan_seen ? LLAMA_INSTR_NAN : 0) : 0;
+}
+
+int64_t llama_instr_dropped(void) {
+    const auto s = open_part_or_null();
+    return s ? (int64_t) s->log.dropped() : 0;
+}
+
+int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name, int32_t seq) {
+    static const char * phases[] = { "begin", "end", "instant" };
+    std::lock_guard<std::mutex> lock(global().marks);
+    auto s = llama_instr_enabled() ? current_part() : nullptr;
+    if (!s || phase < 0 || phase > 2) {
+        return -1;
+    }
+    auto & all = *s->all;
+    const open_mark mark = { name, thread_id(), seq };
+    if (phase == 1) {
+        all.marks.erase(id);
+    } else {
+        id = all.next_mark++;
+    }
+    if (phase == 0) {
+        all.marks[id] = mark;
+    }
+    s->write_mark(id, mark, phases[phase]);
+    return id;
+}
+
+int32_t llama_instr_note(const char * name, const char * json) {
+    auto s = llama_instr_enabled() ? current_part() : nullptr;
+    if (!s) {
+        return -1;
+    }
+    json_line & line = line_buffer().begin(LLAMA_INSTR_EV_NOTE, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_NAME, name).kv_json(LLAMA_INSTR_K_DATA, json);
+    s->write(LLAMA_INSTR_EV_NOTE, line);
+    return 0;
+}
+
+int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t size) {
+    const std::string json = memory_json(ctx);
+    if (buf && size > 0) {
+        snprintf(buf, (size_t) size, "%s", json.c_str());
+    }
+    return (int32_t) json.size();
+}
+
+int32_t llama_instr_reserve_graph(struct llama_context * ctx, uint32_t n_tokens, uint32_t n_seqs, uint32_t n_outputs) {
+    const auto s = llama_instr_enabled() ? current_part() : nullptr;
+    if (!s) {
+        return -1;
+    }
+    llama_memory_context_ptr cells;
+    if (llama_memory_t memory = ctx->get_memory()) {
+        cells = memory->init_full();
+    }
+    auto & build = tl().build;
+    build.begin();
+    ggml_cgraph * gf = ctx->graph_reserve(n_tokens, n_seqs, n_outputs, cells.get(), /*split_only=*/true);
+    build.open = false;
+    return graph_of(*s, s->known.of(ctx), gf, "reserve", false, &build.layers).id;
+}
+
+//
+// messages of llama.cpp
+//
+
+void llama_instr_message(enum ggml_log_level level, const char * text) {
+    if (!llama_instr_enabled() || (level != GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_ERROR)) {
+        return;
+    }
+    // not current_part(): opening a session may print a message
+    const auto s = open_part_or_null();
+    if (!s) {
+        return;
+    }
+    std::string trimmed = text;
+    while (!trimmed.empty() && trimmed.back() == '\n') {
+        trimmed.pop_back();
+    }
+    json_line line;  // not the thread's line: a message may come while that one is built
+    line.begin(LLAMA_INSTR_EV_MESSAGE, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_LEVEL, level == GGML_LOG_LEVEL_WARN ? "warn" : "error").kv(LLAMA_INSTR_K_TEXT, trimmed);
+    s->write(LLAMA_INSTR_EV_MESSAGE, line);
 }

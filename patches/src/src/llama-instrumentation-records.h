@@ -48,35 +48,6 @@ struct alignas(8) step_begin_record {
     }
 };
 
-// what else the machine did; the tail is empty
-struct alignas(8) machine_record {
-    uint64_t t, dur, cpu, nvcsw, nivcsw;  // t and durations in nanoseconds
-    int64_t  delay, running, busy, steal;
-    double   load;                        // -1: the system does not tell
-
-    void format(std::string_view, log_lines & lines) const {
-        json_line & line = lines.begin(LLAMA_INSTR_EV_MACHINE, t);
-        line.kv(LLAMA_INSTR_K_DUR, dur).kv(LLAMA_INSTR_K_CPU, cpu);
-        if (delay >= 0) {
-            line.kv(LLAMA_INSTR_K_DELAY, delay);
-        }
-        line.kv(LLAMA_INSTR_K_NVCSW, nvcsw).kv(LLAMA_INSTR_K_NIVCSW, nivcsw);
-        if (load >= 0) {
-            line.kv(LLAMA_INSTR_K_LOAD, load);
-        }
-        if (running >= 0) {
-            line.kv(LLAMA_INSTR_K_RUNNING, running);
-        }
-        if (busy >= 0) {
-            line.kv(LLAMA_INSTR_K_BUSY, busy);
-        }
-        if (steal >= 0) {
-            line.kv(LLAMA_INSTR_K_STEAL, steal);
-        }
-        line.end();
-    }
-};
-
 struct alignas(8) step_end_record {
     uint64_t begin, end, prepare, readback, recorder;
     int64_t  minflt, majflt;               // -1: not read
@@ -89,9 +60,7 @@ struct alignas(8) step_end_record {
         line.kv(LLAMA_INSTR_K_N_UBATCH, n_ubatch).kv(LLAMA_INSTR_K_N_REUSED, n_reused);
         line.kv(LLAMA_INSTR_K_PREPARE, scale.duration(prepare)).kv(LLAMA_INSTR_K_READBACK, scale.duration(readback));
         line.kv(LLAMA_INSTR_K_RECORDER, scale.duration(recorder));
-        if (minflt >= 0) {
-            line.kv(LLAMA_INSTR_K_MINFLT, minflt).kv(LLAMA_INSTR_K_MAJFLT, majflt);
-        }
+        line.kv_if_known(LLAMA_INSTR_K_MINFLT, minflt).kv_if_known(LLAMA_INSTR_K_MAJFLT, majflt);
         line.end();
     }
 };
@@ -109,9 +78,7 @@ struct alignas(8) compute_record {
         const uint64_t t = scale.begin.ns;
         json_line & line = lines.begin(LLAMA_INSTR_EV_COMPUTE, t);
         line.kv(LLAMA_INSTR_K_COMPUTE, compute).kv(LLAMA_INSTR_K_GRAPH, graph).kv(LLAMA_INSTR_K_CTX, ctx);
-        if (step >= 0) {
-            line.kv(LLAMA_INSTR_K_STEP, step);
-        }
+        line.kv_if_known(LLAMA_INSTR_K_STEP, step);
         line.kv(LLAMA_INSTR_K_SOURCE, is_update ? "memory_update" : encoder ? "encode" : "decode");
         line.kv(LLAMA_INSTR_K_REUSED, reused);
         if (!is_update) {
@@ -146,10 +113,7 @@ struct alignas(8) kv_record {
 
     void format(std::string_view tail, log_lines & lines) const {
         json_line & line = lines.begin(LLAMA_INSTR_EV_KV, lines.clock->ns(t));
-        line.kv(LLAMA_INSTR_K_CTX, ctx);
-        if (step >= 0) {
-            line.kv(LLAMA_INSTR_K_STEP, step);
-        }
+        line.kv(LLAMA_INSTR_K_CTX, ctx).kv_if_known(LLAMA_INSTR_K_STEP, step);
         if (cache > 0) {
             line.kv(LLAMA_INSTR_K_CACHE, cache);
         }
@@ -157,10 +121,7 @@ struct alignas(8) kv_record {
             line.kv(LLAMA_INSTR_K_KIND, "recurrent");
         }
         line.kv(LLAMA_INSTR_K_OP, op).kv(LLAMA_INSTR_K_USED, used).kv(LLAMA_INSTR_K_SIZE, size);
-        line.kv(LLAMA_INSTR_K_BYTES, bytes);
-        if (n_kv >= 0) {
-            line.kv(LLAMA_INSTR_K_N_KV, n_kv);
-        }
+        line.kv(LLAMA_INSTR_K_BYTES, bytes).kv_if_known(LLAMA_INSTR_K_N_KV, n_kv);
         if (has_cells) {
             const uint32_t * cells = (const uint32_t *) tail.data();
             line.column(LLAMA_INSTR_K_CELLS, tail.size() / sizeof(*cells), [cells](size_t i) { return cells[i]; });
@@ -189,13 +150,7 @@ struct alignas(8) token_record {
         const std::string piece(tail);
         const uint64_t t = lines.clock->ns(begin);
         json_line & line = lines.begin(LLAMA_INSTR_EV_TOKEN, t);
-        line.kv(LLAMA_INSTR_K_CTX, ctx);
-        if (step >= 0) {
-            line.kv(LLAMA_INSTR_K_STEP, step);
-        }
-        if (seq >= 0) {
-            line.kv(LLAMA_INSTR_K_SEQ, seq);
-        }
+        line.kv(LLAMA_INSTR_K_CTX, ctx).kv_if_known(LLAMA_INSTR_K_STEP, step).kv_if_known(LLAMA_INSTR_K_SEQ, seq);
         line.kv(LLAMA_INSTR_K_INDEX, index).kv(LLAMA_INSTR_K_ID, id).kv(LLAMA_INSTR_K_TEXT, piece);
         if (!json_line::is_utf8(piece)) {
             line.kv(LLAMA_INSTR_K_HEX, json_line::hex(piece));

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "llama-instrumentation.h"
 #include "llama-instrumentation-log.h"
 #include "llama-instrumentation-machine.h"
 #include "llama-instrumentation-models.h"
@@ -24,7 +25,17 @@ namespace [[gnu::visibility("hidden")]] llama_instr {
 enum class level { minimal, detailed, verbose };
 inline constexpr const char * level_names[] = { "minimal", "detailed", "verbose" };
 
-bool parse_level(const char * text, level & out);
+// what is asked for, by a call or in the environment
+struct request {
+    std::string path;   // of the first part
+    std::string level;
+    std::string args;   // JSON
+    std::string stats;  // a pattern
+    int32_t     flags = 0;
+    held_file::existing found;  // at `path`
+    uint64_t    rotate_bytes  = 0;
+    bool        removes_parts = false;  // of the log that is replaced
+};
 
 // a span of the application that has not ended
 struct open_mark {
@@ -36,8 +47,8 @@ struct open_mark {
 // one session: what the parts of its log have in common
 struct session {
     std::string id;
-    std::string path;  // of the first part
-    std::string args;
+    request     asked;
+    std::regex  stats;  // asked.stats
     std::atomic<uint64_t> rotate_bytes { 0 };  // a part ends when it has grown past this; 0: one part only
     // ids count through all parts
     std::atomic<int>  next_step { 0 };
@@ -46,38 +57,29 @@ struct session {
     std::atomic<int>  next_compute { 0 };
     std::atomic<int>  next_mark { 0 };
     std::atomic<bool> nan_seen { false };
-    std::map<int64_t, open_mark> marks;  // with the lock of marks_lock()
+    std::map<int64_t, open_mark> marks;  // with the recorder's lock of marks
     writer files;
 
     // A model and a context keep their ids in all parts. forget() gives the address free for another one.
-    int  id_of(const llama_model * model) { return ids_of_models.of(model); }
-    int  id_of(const llama_context * ctx) { return ids_of_contexts.of(ctx); }
-    void forget(const llama_model * model) { ids_of_models.forget(model); }
-    void forget(const llama_context * ctx) { ids_of_contexts.forget(ctx); }
+    int  id_of(const llama_model * model) { return id_of(model, next_model); }
+    int  id_of(const llama_context * ctx) { return id_of(ctx, next_context); }
+    void forget(const void * what) {
+        std::lock_guard<std::mutex> lock(mutex);
+        ids.erase(what);
+    }
 
   private:
-    class id_table {
-      public:
-        int of(const void * what) {
-            std::lock_guard<std::mutex> lock(mutex);
-            const auto [entry, is_new] = ids.emplace(what, next);
-            next += is_new;
-            return entry->second;
-        }
+    std::mutex mutex;
+    int next_model   = 0;
+    int next_context = 0;
+    std::unordered_map<const void *, int> ids;
 
-        void forget(const void * what) {
-            std::lock_guard<std::mutex> lock(mutex);
-            ids.erase(what);
-        }
-
-      private:
-        std::mutex mutex;
-        int next = 0;
-        std::unordered_map<const void *, int> ids;
-    };
-
-    id_table ids_of_models;
-    id_table ids_of_contexts;
+    int id_of(const void * what, int & next) {
+        std::lock_guard<std::mutex> lock(mutex);
+        const auto [entry, is_new] = ids.emplace(what, next);
+        next += is_new;
+        return entry->second;
+    }
 };
 
 // One log file: the whole log of a session, or one part of a rotated one. A step holds a reference to the part in which it
@@ -87,12 +89,7 @@ class log_part {
     std::shared_ptr<session> all;
     int part = 1;
 
-    // what was asked for
     level       detail = level::detailed;
-    int32_t     flags  = 0;
-    std::string stats_pattern;
-    std::regex  stats;
-
     log_file    log;
     model_table known { *this };
 
@@ -106,8 +103,8 @@ class log_part {
     std::atomic<long> minflt { 0 };
     std::atomic<long> majflt { 0 };
 
-    bool reads_values() const { return !stats_pattern.empty(); }
-    bool is_debugged() const;  // a debugger may stop its computes
+    bool has_flag(int32_t flag) const { return (all->asked.flags & flag) != 0; }
+    bool reads_values() const { return !all->asked.stats.empty(); }
 
     bool is_full() const {
         const uint64_t limit = all->rotate_bytes;
@@ -134,7 +131,7 @@ class log_part {
     // -- called by any thread
 
     void write(const char * event, json_line & line) { log.write(event, line.end()); }
-    void write_mark(int64_t id, const open_mark & mark, const char * phase);  // with the lock of marks_lock()
+    void write_mark(int64_t id, const open_mark & mark, const char * phase);  // with the recorder's lock of marks
 
     // as log_file::add()
     template <typename R> void add(const R & record, std::string_view tail = {}, const std::shared_ptr<const void> & owned = {}, uint32_t n_lines = 1) {
@@ -154,5 +151,20 @@ class log_part {
     std::atomic<bool> worked { false };  // there were steps since the machine was looked at
     machine_counts    machine;
 };
+
+//
+// the session that is open in this process
+//
+
+// the part of the log that is open; opens the session that the environment asks for when there is none yet
+std::shared_ptr<log_part> current_part();
+// the part that is open; never opens a session, nor waits for one that is opened
+std::shared_ptr<log_part> open_part_or_null();
+// the part of a step that begins, maybe the next one of the log
+std::shared_ptr<log_part> part_of_step();
+
+// Forgets a model or a context that is about to be freed, in every part too. A rotation cannot copy it to the next part
+// meanwhile.
+void forget_everywhere(const void * what);
 
 }  // namespace llama_instr

@@ -66,9 +66,9 @@ struct compute_state {
     bool     recorded  = false;  // its kernels
     bool     stopped   = false;  // by a NaN or a debugger
     ggml_cgraph * gf   = nullptr;
-    int      last_found = 0;     // by find_computed_node()
+    int      last_found = 0;     // the node that the scheduler asked for
     std::vector<uint8_t> wanted;  // by a debugger: the nodes after which it is called
-    std::vector<std::pair<const char *, std::string>> lines_after;
+    std::vector<std::string> stats;  // lines that are written after the compute's
 };
 
 struct build_state {
@@ -97,17 +97,6 @@ struct thread_state {
 
 // call once per hook: the lookup of a thread-local is a call
 thread_state & tl();
-
-// the index of a node in the compute under way in this thread
-struct node_reference {
-    int compute, graph, node, layer;
-};
-log_part * computing_part();  // nullptr when none records it
-void stop_compute();           // its status will be `aborted`
-bool find_computed_node(const ggml_tensor * t, node_reference & out);
-
-// written right behind the `compute` event, which the line refers to
-void write_after_compute(const char * event, std::string line);
 
 // counts the time of its scope as the recorder's
 struct recorder_clock {

@@ -2,8 +2,6 @@
 
 #include "llama-instrumentation-writer.h"
 
-#include "llama-instrumentation-environment.h"
-#include "llama-instrumentation-messages.h"
 #include "llama-instrumentation-session.h"
 
 #include <cerrno>
@@ -159,7 +157,7 @@ void writer::take_turn(parts & open, bool due) {
 void writer::make_part(parts & open) {
     const auto & full = open.back();
     const auto   next = full->next_part();
-    const std::string path = before_suffix(full->all->path, "part" + std::to_string(next->part));
+    const std::string path = before_suffix(full->all->asked.path, "part" + std::to_string(next->part));
     const int failure = next->start(path, {});
     if (failure != 0) {
         full->all->rotate_bytes = 0;

@@ -2,12 +2,8 @@
 
 #include "llama-instrumentation.h"
 
-#include "llama-instrumentation-debug.h"
-#include "llama-instrumentation-host.h"
 #include "llama-instrumentation-records.h"
-#include "llama-instrumentation-recorder.h"
-#include "llama-instrumentation-stats.h"
-#include "llama-instrumentation-thread.h"
+#include "llama-instrumentation-values.h"
 
 #include "llama-batch.h"
 #include "llama-context.h"
@@ -18,6 +14,11 @@
 #include <sys/resource.h>
 
 using namespace llama_instr;
+
+thread_state & llama_instr::tl() {
+    thread_local thread_state state;
+    return state;
+}
 
 //
 // steps
@@ -280,7 +281,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
         c.s->dropped_ops += n_nodes;
     }
     c.times.compute = c.s->all->next_compute++;
-    if (c.s->is_debugged() && !c.is_update) {
+    if (c.s->has_flag(LLAMA_INSTR_DEBUGGED) && !c.is_update) {
         tell_debugger(*ctx, t);
     }
     c.times.begin = ticks_now();
@@ -319,10 +320,10 @@ void llama_instr_compute::finish() {
     record.encoder   = ub.encoder;
     record.reused    = !c.is_update && ub.reused;
     c.s->add(record);
-    for (const auto & entry : c.lines_after) {
-        c.s->log.write(entry.first, entry.second);
+    for (const auto & line : c.stats) {
+        c.s->log.write(LLAMA_INSTR_EV_TENSOR_STATS, line);
     }
-    c.lines_after.clear();
+    c.stats.clear();
     if (c.recorded) {
         write_kernels(*c.s, *c.state, *c.graph, c.times);
     }
@@ -345,8 +346,8 @@ void llama_instr_sync::finish() {
     const uint64_t now = ggml_instr_clock_ns();
     const auto s = std::move(tl().waiting);
     recorder_clock recorder(tl());
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_SYNC, t_begin).kv(LLAMA_INSTR_K_CTX, ctx_id).kv(LLAMA_INSTR_K_DUR, now - t_begin);
+    json_line & line = line_buffer().begin(LLAMA_INSTR_EV_SYNC, t_begin);
+    line.kv(LLAMA_INSTR_K_CTX, ctx_id).kv(LLAMA_INSTR_K_DUR, now - t_begin);
     s->write(LLAMA_INSTR_EV_SYNC, line);
 }
 
@@ -388,30 +389,27 @@ void llama_instr_sample::finish(llama_token token, float p) {
 
 llama_instr_model_load::llama_instr_model_load(const char * path_) : path(path_ ? path_ : ""), t_begin(ggml_instr_clock_ns()) {}
 
-void llama_instr_model_load::done(const llama_model * model) {
-    keep_fact(model, model_load { path, t_begin, ggml_instr_clock_ns() - t_begin });
-    if (llama_instr_enabled()) {
-        if (auto s = current_part()) {
-            s->known.of(model);
-        }
+// writes it now, if a session is open
+template <typename T> static void meet(const T * what) {
+    if (const auto s = llama_instr_enabled() ? current_part() : nullptr) {
+        s->known.of(what);
     }
 }
 
+void llama_instr_model_load::done(const llama_model * model) {
+    keep_fact(model, model_load { path, t_begin, ggml_instr_clock_ns() - t_begin });
+    meet(model);
+}
+
 void llama_instr_model_free(const llama_model * model) {
-    forget_fact(model);
     forget_everywhere(model);
 }
 
 void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v) {
     keep_fact(ctx, context_types { type_k, type_v });
-    if (llama_instr_enabled()) {
-        if (auto s = current_part()) {
-            s->known.of(ctx);
-        }
-    }
+    meet(ctx);
 }
 
 void llama_instr_context_free(const llama_context * ctx) {
-    forget_fact(ctx);
     forget_everywhere(ctx);
 }

@@ -12,12 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#if defined(__x86_64__) || defined(_M_X64)
-#    if defined(_MSC_VER)
-#        include <intrin.h>
-#    else
-#        include <x86intrin.h>
-#    endif
+#if defined(__x86_64__)
+#    include <x86intrin.h>
 #endif
 
 #ifdef __cplusplus
@@ -119,11 +115,11 @@ static inline uint64_t ggml_instr_unpack(uint32_t packed) {
 // ---- in the compute loop
 
 static inline uint64_t ggml_instr_ticks(bool use_counter) {
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(__x86_64__)
     if (use_counter) {
         return __rdtsc();
     }
-#elif defined(__aarch64__) && !defined(_MSC_VER)
+#elif defined(__aarch64__)
     if (use_counter) {
         uint64_t ticks;
         __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));

@@ -10,26 +10,16 @@
 #include <string.h>
 #include <time.h>
 
-#if (defined(__x86_64__) || defined(__i386__)) && !defined(_MSC_VER)
+#if defined(__x86_64__)
 #    include <cpuid.h>
 #endif
 
-#if defined(_MSC_VER)
-#    define GGML_INSTR_THREAD_LOCAL __declspec(thread)
-#else
-#    define GGML_INSTR_THREAD_LOCAL _Thread_local
-#endif
-
-static GGML_INSTR_THREAD_LOCAL struct ggml_instr_sink * ggml_instr_current_sink = NULL;
+static _Thread_local struct ggml_instr_sink * ggml_instr_current_sink = NULL;
 
 uint64_t ggml_instr_clock_ns(void) {
-#if defined(_WIN32)
-    return (uint64_t) ggml_time_us() * 1000;
-#else
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t) ts.tv_sec * 1000000000 + (uint64_t) ts.tv_nsec;
-#endif
 }
 
 // Linux measures whether the counters of all cores agree and takes "tsc" off this list when they do not
@@ -52,7 +42,7 @@ bool ggml_instr_has_counter(void) {
     // CPUID 8000_0007h, EDX bit 8: the time stamp counter runs at a constant rate in all power states
     const bool invariant = __get_cpuid(0x80000007, &eax, &ebx, &ecx, &edx) && (edx & (1u << 8)) != 0;
     return invariant && ggml_instr_kernel_trusts_tsc();
-#elif defined(__aarch64__) && !defined(_MSC_VER)
+#elif defined(__aarch64__)
     return true;  // the architecture's generic timer is shared by all cores
 #else
     return false;

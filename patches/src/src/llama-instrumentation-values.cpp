@@ -1,16 +1,15 @@
-// llama-instrumentation-stats.cpp - reads the values of nodes, selected by name
+// llama-instrumentation-values.cpp - stops computes after nodes: reads their values, or lets a debugger do so
 //
-// Values are read in the scheduler's eval callback. It stops the compute after each such node, which breaks the
-// fusion of kernels; the log says that it is perturbed.
+// Both use the scheduler's eval callback, so they work on every backend. It stops the compute after each such node,
+// which breaks the fusion of kernels; the log says that it is perturbed.
 
-#include "llama-instrumentation-stats.h"
+#include "llama-instrumentation-values.h"
 
 #include "llama-instrumentation-schema.h"
-#include "llama-instrumentation-thread.h"
-
-#include "llama-instrumentation.h"
 
 #include "ggml-backend.h"
+
+#include "llama-context.h"
 
 #include <algorithm>
 #include <cmath>
@@ -20,6 +19,22 @@
 namespace llama_instr {
 
 namespace {
+
+// the index of a node in the compute under way in this thread, -1 if it is none of it
+int index_in_compute(compute_state & c, const ggml_tensor * t) {
+    const int n = c.s ? ggml_graph_n_nodes(c.gf) : 0;
+    for (int k = 0; k < n; k++) {
+        const int i = (c.last_found + k) % n;  // the scheduler asks in the order of the graph
+        if (ggml_graph_node(c.gf, i) == t) {
+            return c.last_found = i;
+        }
+    }
+    return -1;
+}
+
+//
+// statistics of the nodes that are selected by name
+//
 
 constexpr int n_bins = 32;
 
@@ -106,14 +121,11 @@ bool compute_stats(const ggml_tensor * t, value_stats & stats) {
     return for_each_value(t, bytes, [&](double x) { stats.bin(x); });
 }
 
-void write_stats(const node_reference & node, const ggml_tensor * t, const value_stats & stats) {
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_TENSOR_STATS, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_COMPUTE, node.compute).kv(LLAMA_INSTR_K_GRAPH, node.graph).kv(LLAMA_INSTR_K_NODE, node.node);
-    line.kv(LLAMA_INSTR_K_NAME, (const char *) t->name);
-    if (node.layer >= 0) {
-        line.kv(LLAMA_INSTR_K_LAYER, node.layer);
-    }
+// kept until the `compute` event is written, which the line refers to
+void keep_stats(compute_state & c, int node, const ggml_tensor * t, const value_stats & stats) {
+    json_line & line = line_buffer().begin(LLAMA_INSTR_EV_TENSOR_STATS, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_COMPUTE, c.times.compute).kv(LLAMA_INSTR_K_GRAPH, c.graph->id).kv(LLAMA_INSTR_K_NODE, node);
+    line.kv(LLAMA_INSTR_K_NAME, (const char *) t->name).kv_if_known(LLAMA_INSTR_K_LAYER, c.graph->layers[(size_t) node]);
     line.kv(LLAMA_INSTR_K_N, stats.n);
     if (stats.finite() > 0) {
         line.kv(LLAMA_INSTR_K_MIN, stats.min).kv(LLAMA_INSTR_K_MAX, stats.max).kv(LLAMA_INSTR_K_MEAN, stats.mean);
@@ -121,7 +133,7 @@ void write_stats(const node_reference & node, const ggml_tensor * t, const value
     }
     line.kv(LLAMA_INSTR_K_NAN, stats.nan).kv(LLAMA_INSTR_K_INF, stats.inf).kv(LLAMA_INSTR_K_ZERO, stats.zero);
     line.column(LLAMA_INSTR_K_HIST, n_bins, [&](size_t i) { return stats.hist[i]; });
-    write_after_compute(LLAMA_INSTR_EV_TENSOR_STATS, std::string(line.end()));
+    c.stats.emplace_back(line.end());
 }
 
 }  // namespace
@@ -129,15 +141,15 @@ void write_stats(const node_reference & node, const ggml_tensor * t, const value
 // ggml_backend_sched_eval_callback: with `ask`, returns whether the value is wanted; without, the value is there,
 // and it returns whether to go on
 bool stats_callback(ggml_tensor * t, bool ask, void * /*user_data*/) {
-    log_part * s = computing_part();
-    if (!s || !s->reads_values()) {
+    auto & c = tl().compute;
+    if (!c.s || !c.s->reads_values()) {
         return !ask;
     }
     if (ask) {
-        return ggml_instr_node_runs(t) && std::regex_search(t->name, s->stats);
+        return ggml_instr_node_runs(t) && std::regex_search(t->name, c.s->all->stats);
     }
-    node_reference node;
-    if (!find_computed_node(t, node)) {
+    const int node = index_in_compute(c, t);
+    if (node < 0) {
         return true;
     }
     recorder_clock recorder(tl());
@@ -145,15 +157,71 @@ bool stats_callback(ggml_tensor * t, bool ask, void * /*user_data*/) {
     if (!compute_stats(t, stats)) {
         return true;
     }
-    write_stats(node, t, stats);
+    keep_stats(c, node, t, stats);
     if (stats.nan > 0) {
-        s->all->nan_seen = true;
-        if ((s->flags & LLAMA_INSTR_STOP_ON_NAN) != 0) {
-            stop_compute();
+        c.s->all->nan_seen = true;
+        if (c.s->has_flag(LLAMA_INSTR_STOP_ON_NAN)) {
+            c.stopped = true;
             return false;
         }
     }
     return true;
 }
 
+//
+// the debugger
+//
+
+static llama_instr_on_compute on_compute;
+static llama_instr_on_node    on_node;
+
+// ggml_backend_sched_eval_callback
+static bool debug_callback(ggml_tensor * t, bool ask, void * /*user_data*/) {
+    auto & c = tl().compute;
+    const int node = index_in_compute(c, t);
+    if (node < 0) {
+        return !ask;
+    }
+    if (ask) {
+        return c.wanted[(size_t) node] != 0;
+    }
+    recorder_clock recorder(tl());
+    if (on_node && on_node(node) != 0) {
+        c.stopped = true;
+        return false;
+    }
+    return true;
+}
+
+// The callback is set anew before each compute: one without a wanted node runs as if there were no debugger.
+void tell_debugger(const llama_context & ctx, thread_state & t) {
+    auto & c = t.compute;
+    if (ctx.get_cparams().cb_eval) {
+        llama_instr_message(GGML_LOG_LEVEL_WARN, "the debugger sees nothing of this context: the application has an eval callback of its own");
+        return;
+    }
+    c.wanted.assign(c.graph->layers.size(), 0);
+    if (on_compute) {
+        llama_instr_debug_info info = {};
+        info.ctx      = &ctx;
+        info.graph    = c.gf;
+        info.layers   = c.graph->layers.data();
+        info.wanted   = c.wanted.data();
+        info.n_nodes  = (int32_t) c.wanted.size();
+        info.n_tokens = (int32_t) t.ubatch.n_tokens;
+        info.step     = t.step.depth > 0 ? t.step.id : -1;
+        info.compute  = c.times.compute;
+        info.graph_id = c.graph->id;
+        info.encoder  = t.ubatch.encoder;
+        on_compute(&info);
+    }
+    const bool any = std::find(c.wanted.begin(), c.wanted.end(), 1) != c.wanted.end();
+    ggml_backend_sched_set_eval_callback(ctx.get_sched(), any ? debug_callback : nullptr, nullptr);
+}
+
 }  // namespace llama_instr
+
+void llama_instr_debug(llama_instr_on_compute on_compute_, llama_instr_on_node on_node_) {
+    llama_instr::on_compute = on_compute_;
+    llama_instr::on_node    = on_node_;
+}
