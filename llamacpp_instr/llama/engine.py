@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
@@ -72,7 +72,25 @@ class ContextOptions:
             )
 
 
-class LoadedModel:
+_Self = TypeVar("_Self", bound="CObject")
+
+
+class CObject:
+    """An object of llama.cpp, which is freed once, at the end of a `with` block."""
+
+    handle: int | None
+    free: Callable[[int], object]
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.handle:
+            self.free(self.handle)
+            self.handle = None
+
+
+class LoadedModel(CObject):
     """A loaded model and its vocabulary."""
 
     def __init__(self, path: Path, log: LlamaLog, mmap: bool = True, **settings: object) -> None:
@@ -92,9 +110,10 @@ class LoadedModel:
         go_on = self.api.llama_progress_callback(lambda *_: not log.interrupt.requested)
         params.progress_callback = go_on
         with log.trying(lambda why: UsageError(f"{path}: llama.cpp cannot load it: {why}")):
-            self.handle: int | None = self.api.llama_model_load_from_file(os.fsencode(path), params)
+            self.handle = self.api.llama_model_load_from_file(os.fsencode(path), params)
             if not self.handle:
                 raise LlamaFailed
+        self.free = self.api.llama_model_free
         self.vocab = self.api.llama_model_get_vocab(self.handle)
         api, handle, vocab = self.api, self.handle, self.vocab
         self.has_tokenizer = bool(api.llama_vocab_type(vocab) != api.LLAMA_VOCAB_TYPE_NONE)
@@ -109,14 +128,6 @@ class LoadedModel:
         """whether `tokenize` adds the beginning-of-sequence token"""
         self.n_positions = next((t.ne[1] for t in header.tensors if t.name == _POSITIONS), None)
         """rows of the learned position embedding, or None; ggml aborts on positions beyond them"""
-
-    def __enter__(self) -> LoadedModel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.handle:
-            self.api.llama_model_free(self.handle)
-            self.handle = None
 
     @property
     def start_token(self) -> int:
@@ -172,7 +183,7 @@ class LoadedModel:
         return bool(self.api.llama_vocab_is_eog(self.vocab, token))
 
 
-class ModelContext:
+class ModelContext(CObject):
     """A context of a model: its memory, and the batches that it computes."""
 
     def __init__(self, model: LoadedModel, options: ContextOptions, embed_tokens: int = 0) -> None:
@@ -189,9 +200,10 @@ class ModelContext:
         with model.log.trying(
             lambda why: UsageError(f"{model.path}: llama.cpp cannot make a context for it: {why}")
         ):
-            self.handle: int | None = self.api.llama_init_from_model(model.handle, params)
+            self.handle = self.api.llama_init_from_model(model.handle, params)
             if not self.handle:
                 raise LlamaFailed
+        self.free = self.api.llama_free
         self.memory = self.api.llama_get_memory(self.handle)
 
     def _params(self, options: ContextOptions, embed_tokens: int) -> Any:
@@ -207,14 +219,6 @@ class ModelContext:
         params.swa_full = False  # as in llama.cpp's own tools: the cache holds only the window
         params.embeddings = embed_tokens > 0
         return params
-
-    def __enter__(self) -> ModelContext:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.handle:
-            self.api.llama_free(self.handle)
-            self.handle = None
 
     @property
     def pooling(self) -> int:

@@ -18,7 +18,7 @@ from typing import Literal
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted, notice
 from llamacpp_instr.llama.crashes import ChildEnded, call_in_child, limited_memory
-from llamacpp_instr.llama.engine import LoadedModel, ModelContext
+from llamacpp_instr.llama.engine import CObject, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import Interrupt, captured
 
 _MAX_BYTES = 2 << 30
@@ -153,16 +153,16 @@ class Sampling:
         return replace(self, seed=seed)
 
 
-class Sampler:
+class Sampler(CObject):
     """llama.cpp's own sampler chain for one context."""
 
     def __init__(self, context: ModelContext, sampling: Sampling) -> None:
         sampling.check()
         self.api = context.api
         self.context = context
-        self.handle: int | None = self.api.llama_sampler_chain_init(
-            self.api.llama_sampler_chain_default_params()
-        )
+        params = self.api.llama_sampler_chain_default_params()
+        self.handle = self.api.llama_sampler_chain_init(params)
+        self.free = self.api.llama_sampler_free
         for link in self._links(sampling.with_seed()):
             self.api.llama_sampler_chain_add(self.handle, link)
 
@@ -170,14 +170,6 @@ class Sampler:
         """Choose a token from the logits that were computed last, or from those of batch position
         `token` if several positions have logits."""
         return int(self.api.llama_sampler_sample(self.handle, self.context.handle, token))
-
-    def __enter__(self) -> Sampler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.handle:
-            self.api.llama_sampler_free(self.handle)
-            self.handle = None
 
     def _links(self, sampling: Sampling) -> list[int]:
         api = self.api
