@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import own_bytes
-from llamacpp_instr.diverge.follow import Comparison
-from llamacpp_instr.diverge.run import DivergeOptions, Pair, opened_pair, that_differ
+from llamacpp_instr.diverge.run import Comparison, DivergeOptions, Pair, opened_pair, that_differ
 from llamacpp_instr.diverge.shares import measure_shares
 from llamacpp_instr.llama.engine import ModelContext
 from llamacpp_instr.model.file import load_model_file

@@ -19,7 +19,7 @@ from llamacpp_instr.converters.analyses.noise import Ratio
 from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 from llamacpp_instr.lab.quality.divergence import Outputs
 from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
-from llamacpp_instr.lab.weights.error import Sums
+from llamacpp_instr.lab.weights.figures import Sums
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.session import load_session

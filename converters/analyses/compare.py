@@ -43,7 +43,7 @@ from llamacpp_instr.converters.analyses.stored_weights import (
 )
 from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.converters.analyses.weights import draw_errors, layer_names, layers_of
-from llamacpp_instr.lab.weights.error import Sums, WeightError
+from llamacpp_instr.lab.weights.figures import Sums, WeightError
 from llamacpp_instr.log.schema import Model
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from llamacpp_instr.base.terminal import counted, printable
 from llamacpp_instr.converters.analyses.tables import grouped, header, without
 from llamacpp_instr.lab.quality.divergence import FEW_TOKENS, SHARES, Divergence, Outputs
-from llamacpp_instr.lab.quantize.plan import QuantizationPlan, row_length
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.report.charts import Chart, Point, scatter_size_error
 from llamacpp_instr.report.report import Cell, Figures, Report
 
 if TYPE_CHECKING:
-    from llamacpp_instr.lab.weights.error import Sums
+    from llamacpp_instr.lab.weights.figures import Sums
 
 MIB = 1 << 20
 
@@ -190,7 +190,7 @@ def _fallbacks(plans: Sequence[QuantizationPlan]) -> list[Report]:
     for plan in plans:
         groups = grouped(plan.fallbacks, lambda of: (str(of.fallback_from), str(of.type)))
         for (meant, got), of in groups.items():
-            lengths = ", ".join(map(str, sorted({row_length(tensor.weight) for tensor in of})))
+            lengths = ", ".join(map(str, sorted({tensor.weight.row_length for tensor in of})))
             first = printable(of[0].name)
             rows.append([plan.file_type, meant, got, len(of), lengths, first])
     if not rows:

@@ -12,14 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from llamacpp_instr.base.terminal import counted, first_names
 from llamacpp_instr.converters.analyses.tables import Headings, grouped, header, layer_order
-from llamacpp_instr.lab.weights.distribution import (
+from llamacpp_instr.lab.weights.figures import (
     PERCENTS,
+    SAMPLE,
     THRESHOLD,
     Channels,
     Moments,
+    Sums,
+    WeightError,
     WeightStats,
 )
-from llamacpp_instr.lab.weights.error import SAMPLE, Sums, WeightError
 from llamacpp_instr.report.charts import (
     Chart,
     Point,

@@ -148,7 +148,7 @@ def quality(
     from llamacpp_instr.converters.analyses import quality as analysis
     from llamacpp_instr.converters.analyses.weights import draw_errors, weight_error_reports
     from llamacpp_instr.lab.quality.logits import OutputOptions, check_comparison, compare_outputs
-    from llamacpp_instr.lab.weights.error import Sums
+    from llamacpp_instr.lab.weights.figures import Sums
     from llamacpp_instr.lab.weights.measure import compute_weight_errors
     from llamacpp_instr.llama.native import import_llama_cpp
     from llamacpp_instr.model.file import load_model_file

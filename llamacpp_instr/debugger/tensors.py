@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacpp_instr.base.errors import NativeError, UsageError
-from llamacpp_instr.lab.weights.dequantize import load_dequantizer
+from llamacpp_instr.lab.weights.measure import load_dequantizer
 from llamacpp_instr.llama.native import POINTER, InitParams, Signatures, declare
 from llamacpp_instr.model.types import TYPES
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.diverge.follow import TensorError
-from llamacpp_instr.diverge.run import Divergences
+from llamacpp_instr.diverge.run import Divergences, TensorError
 from llamacpp_instr.diverge.shares import Shares
 from llamacpp_instr.model.file import role_of
 from llamacpp_instr.report.charts import Chart, lines_by_layer, map_by_layer

@@ -19,7 +19,6 @@ import numpy as np
 from llamacpp_instr.base.system import place
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.debugger.tensors import Tensor, tensor_at
-from llamacpp_instr.diverge.follow import SharedWeight
 from llamacpp_instr.lab.quality.divergence import kl_divergences
 from llamacpp_instr.lab.quality.logits import logits_of
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
@@ -102,6 +101,17 @@ def _groups(names: Sequence[str]) -> dict[tuple[int, str], list[str]]:
             part = "feed-forward" if "ffn" in part or "exp" in part else "attention"
         found.setdefault((tensor.layer, part), []).append(name)
     return found
+
+
+@dataclass(frozen=True)
+class SharedWeight:
+    """A weight in the memory of both models, which the same node reads."""
+
+    name: str
+    """in A"""
+    a: int
+    """the address of its tensor in A"""
+    b: int
 
 
 _FIELDS = ("type", "buffer", "nb", "data", "extra")

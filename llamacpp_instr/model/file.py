@@ -80,6 +80,11 @@ class Weight(NamedTensor):
     """bytes from the start of that file"""
 
     @property
+    def row_length(self) -> int:
+        """Elements of a row; 1 for a tensor without dimensions."""
+        return self.ne[0] if self.ne else 1
+
+    @property
     def n_rows(self) -> int:
         return math.prod(self.ne[1:])
 
@@ -282,11 +287,10 @@ def _check_places(weights: list[Weight], file_size: int) -> None:
     end_before, before = 0, ""
     for weight in sorted(weights, key=lambda weight: weight.offset):
         what = f"{weight.path} is damaged: tensor {weight.name!r}"
-        row = weight.ne[0] if weight.ne else 1
-        if row % weight.type.block:
+        if weight.row_length % weight.type.block:
             raise UsageError(
-                f"{what} has rows of {row} elements, which are not divisible into blocks of "
-                f"{weight.type.block} ({weight.type}); fetch it again"
+                f"{what} has rows of {weight.row_length} elements, which are not divisible "
+                f"into blocks of {weight.type.block} ({weight.type}); fetch it again"
             )
         end = weight.offset + weight.n_bytes
         if end > file_size:

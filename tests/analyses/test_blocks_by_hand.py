@@ -14,7 +14,7 @@ from llamacpp_instr.converters.analyses import blocks
 from llamacpp_instr.converters.analyses.blocks import _columns, _span, histogram_report, number
 from llamacpp_instr.converters.analyses.weights import weight_maps
 from llamacpp_instr.lab.weights.blocks import CodeRange
-from llamacpp_instr.lab.weights.distribution import WeightStats
+from llamacpp_instr.lab.weights.figures import WeightStats
 from llamacpp_instr.lab.weights.statistics import BlockStats, CodeCounts, Grid, compute_block_stats
 from llamacpp_instr.model.file import load_model_file
 from tests.kit import in_process

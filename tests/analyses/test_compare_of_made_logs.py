@@ -34,7 +34,7 @@ from llamacpp_instr.converters.analyses.step_times import (
     compute_use_times,
 )
 from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
-from llamacpp_instr.lab.weights.error import Sums, WeightError
+from llamacpp_instr.lab.weights.figures import Sums, WeightError
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.model.types import BY_NAME
@@ -76,7 +76,7 @@ SMALL = model_of("Q8", (QUERY, "Q8_0", (4, 8), 34), (NORM, "F32", (8, 1), 32))
 def error_of(name: str, x2: float, e2: float) -> WeightError:
     kind = BY_NAME["Q8_0"]
     sums = Sums(1, x2, x2, e2)
-    return WeightError(name, 0, "w", kind, kind, 1, 1, 0, sums, *[0.0] * 5, 0, 0.0, 0)
+    return WeightError(name, 0, "w", kind, kind, 1, 1, sums, *[0.0] * 5, 0, 0.0, 0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from llamacpp_instr.converters.analyses import compare, weights
 from llamacpp_instr.converters.analyses.compare import Candidate, recorded_memory, recorded_model
 from llamacpp_instr.converters.analyses.step_times import median_of_sessions
 from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor
-from llamacpp_instr.lab.weights.error import Sums, WeightError
+from llamacpp_instr.lab.weights.figures import Sums, WeightError
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.report.page import Figure
@@ -33,7 +33,7 @@ def model_of(*tensors: StoredTensor) -> StoredModel:
 def error_of(name: str, layer: int, x2: float, e2: float) -> WeightError:
     kind = BY_NAME["Q8_0"]
     sums = Sums(1, x2, x2, e2)
-    return WeightError(name, layer, "w", kind, kind, 1, 1 << 20, 0, sums, *[0.0] * 5, 0, 0.0, 0)
+    return WeightError(name, layer, "w", kind, kind, 1, 1 << 20, sums, *[0.0] * 5, 0, 0.0, 0)
 
 
 def session(path: Path, ns: int, wall: int = 10**15) -> Any:

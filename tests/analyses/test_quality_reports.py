@@ -24,7 +24,7 @@ from llamacpp_instr.lab.quality import logits
 from llamacpp_instr.lab.quality.divergence import SHARES, Divergence, Estimate, Outputs
 from llamacpp_instr.lab.quality.logits import OutputOptions, check_comparison
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan, TensorPlan
-from llamacpp_instr.lab.weights.error import Sums, WeightError
+from llamacpp_instr.lab.weights.figures import Sums, WeightError
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from tests.kit.block_models import random_rows, write_blocks
@@ -167,7 +167,7 @@ def error(layer: int, n_bytes: int, x2: float, e2: float) -> WeightError:
     type_ = BY_NAME["Q8_0"]
     sums = Sums(1, x2, x2, e2)
     return WeightError(
-        f"blk.{layer}.w", layer, "w", type_, type_, 1, n_bytes, 0, sums, *[0.0] * 5, 0, 0.0, 0
+        f"blk.{layer}.w", layer, "w", type_, type_, 1, n_bytes, sums, *[0.0] * 5, 0, 0.0, 0
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses.weights import weight_error_reports
-from llamacpp_instr.lab.weights.error import SAMPLE, Sums, WeightError
+from llamacpp_instr.lab.weights.figures import SAMPLE, Sums, WeightError
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
@@ -29,7 +29,7 @@ def made(name: str, layer: int, sums: Sums, type_name: str = "Q4_K") -> WeightEr
     n_bytes = type_.row_bytes(256)
     return WeightError(
         name=name, layer=layer, role=name.split(".")[-2], reference_type=BY_NAME["F16"],
-        type=type_, n_elements=256, n_bytes=n_bytes, reference_bytes=512, sums=sums, max_error=2.0,
+        type=type_, n_elements=256, n_bytes=n_bytes, sums=sums, max_error=2.0,
         p50=0.5, p90=0.75, p99=1.0, p999=1.5, worst_block=0, worst_block_rmse=1.25, non_finite=0,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from llamacpp_instr.converters.analyses.inspect import (
     compute_tensors,
 )
 from llamacpp_instr.converters.analyses.weights import each_tensor, weight_reports
-from llamacpp_instr.lab.weights.distribution import (
+from llamacpp_instr.lab.weights.figures import (
     PERCENTS,
     Channel,
     Channels,

@@ -15,8 +15,14 @@ from llamacpp_instr import cli
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.diverge.follow import Key, TensorError
-from llamacpp_instr.diverge.run import Divergences, DivergeOptions, compare_models, opened_pair
+from llamacpp_instr.diverge.run import (
+    Divergences,
+    DivergeOptions,
+    Key,
+    TensorError,
+    compare_models,
+    opened_pair,
+)
 from llamacpp_instr.diverge.shares import measure_shares
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.debugger_kit import opened, run

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from llamacpp_instr.lab.weights.error import Sums
+from llamacpp_instr.lab.weights.figures import Sums
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.quantized_kit import quantized_demo

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.weights.dequantize import (
+from llamacpp_instr.lab.weights.measure import (
     Dequantizer,
     gguf_dequantizer,
     load_dequantizer,

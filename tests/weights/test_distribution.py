@@ -14,8 +14,7 @@ from scipy import stats as scipy_stats
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.lab.weights import measure
-from llamacpp_instr.lab.weights.distribution import PERCENTS, Moments, PieceStats, WeightStats
-from llamacpp_instr.lab.weights.error import CHUNK
+from llamacpp_instr.lab.weights.figures import CHUNK, PERCENTS, Moments, PieceStats, WeightStats
 from llamacpp_instr.lab.weights.measure import WeightReader, choose_weights
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import GgmlType

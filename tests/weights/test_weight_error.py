@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from llamacpp_instr.lab.weights.error import (
+from llamacpp_instr.lab.weights.figures import (
     CHUNK,
     SAMPLE,
-    ErrorSum,
+    PieceError,
     Sums,
     WeightError,
     block_of,
@@ -28,7 +28,7 @@ from llamacpp_instr.model.types import TYPES
 Floats = npt.NDArray[np.float32]
 
 
-KNOWN = WeightError("w", -1, "w", TYPES[0], TYPES[0], 0, 0, 0)
+KNOWN = WeightError("w", -1, "w", TYPES[0], TYPES[0], 0, 0)
 
 
 def measured(x: Floats, y: Floats, block: int = 32, pieces: int = 1) -> WeightError:
@@ -37,12 +37,12 @@ def measured(x: Floats, y: Floats, block: int = 32, pieces: int = 1) -> WeightEr
     parts = []
     piece = -(-x.size // pieces // CHUNK) * CHUNK
     for start in range(0, x.size, piece):
-        errors = ErrorSum(block, stride, start)
+        errors, room = PieceError(block, stride, start), np.empty((3, CHUNK), np.float32)
         for at in range(start, min(start + piece, x.size), CHUNK):
             n = min(CHUNK, x.size - at)
-            errors.x[:n], errors.y[:n] = x[at : at + n], y[at : at + n]
-            errors.add(n)
-        parts.append(errors.finish())
+            room[0, :n], room[1, :n] = x[at : at + n], y[at : at + n]
+            errors.add(room, n)
+        parts.append(errors)
     return join_pieces(KNOWN, parts)
 
 
@@ -202,12 +202,12 @@ def test_percentiles_of_a_large_tensor_keep_their_ranks() -> None:
     random = np.random.default_rng(1)
     # some columns have larger errors: a stride that skipped them would not find them
     y = (random.normal(size=(rows, row)) * (1 + np.arange(row) % 16)).astype(np.float32).ravel()
-    errors = ErrorSum(32, stride)
+    errors, room = PieceError(32, stride), np.empty((3, CHUNK), np.float32)
     for at in range(0, n, CHUNK):
         part = y[at : at + CHUNK]
-        errors.x[:], errors.y[: part.size] = 0, part
-        errors.add(part.size)
-    sample = errors.finish().sample
+        room[0], room[1, : part.size] = 0, part
+        errors.add(room, part.size)
+    sample = np.concatenate(errors.samples)
     assert sample.size == -(-n // stride)
     for p, found in zip((0.5, 0.9, 0.99, 0.999), compute_percentiles(sample), strict=True):
         rank = np.mean(np.abs(y) <= found)

@@ -97,7 +97,7 @@ class TensorPlan:
 
     @property
     def n_bytes(self) -> int:
-        return self.type.row_bytes(row_length(self.weight)) * self.weight.n_rows
+        return self.type.row_bytes(self.weight.row_length) * self.weight.n_rows
 
     @property
     def requantized(self) -> bool:
@@ -208,11 +208,6 @@ def quantized_paths(source: Path, file_types: Iterable[str], output: str) -> dic
     return {name: place / quantized_name(source, name) for name in names}
 
 
-def row_length(weight: Weight) -> int:
-    """Elements of a row; 1 for a tensor without dimensions."""
-    return weight.ne[0] if weight.ne else 1
-
-
 def finds(pattern: str, name: str) -> bool:
     """Whether an override's pattern matches a tensor. True if Python cannot compile the pattern,
     so that llama.cpp decides."""
@@ -291,7 +286,7 @@ def _silently_replaced(
         or any(finds(pattern, weight.name) for pattern, _ in options.tensor_types)
         or type_ == weight.type
         or type_.name != "Q8_0"
-        or row_length(weight) % 256 == 0
+        or weight.row_length % 256 == 0
         or file_type in ("Q8_0", "MXFP4_MOE")
     ):
         return None

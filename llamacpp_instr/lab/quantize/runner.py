@@ -29,7 +29,6 @@ from llamacpp_instr.lab.quantize.plan import (
     header_bytes,
     parse_file_type,
     read_dry_run,
-    row_length,
 )
 from llamacpp_instr.llama.threads import default_threads
 from llamacpp_instr.model.file import ModelFile, load_model_file
@@ -57,9 +56,9 @@ def check_source(source: ModelFile, options: QuantizeOptions) -> None:
         raise UsageError(f"{source.path} cannot be quantized: {empty[0]!r} has no elements")
     for names, type_ in (((OUTPUT,), options.output_type), (EMBEDDINGS, options.embedding_type)):
         for weight in (source.by_name[name] for name in names if name in source.by_name):
-            if type_ and row_length(weight) % type_.block:
+            if type_ and weight.row_length % type_.block:
                 raise UsageError(
-                    f"{weight.name} cannot be {type_}: its rows of {row_length(weight)} elements "
+                    f"{weight.name} cannot be {type_}: its rows of {weight.row_length} elements "
                     f"are not divisible into blocks of {type_.block}"
                 )
     for pattern, type_ in options.tensor_types:
@@ -79,7 +78,7 @@ def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None
     for tensor in made:
         weight = tensor.weight
         values = imatrix.entries.get(weight.name)
-        expected = row_length(weight) * (weight.ne[2] if len(weight.ne) > 2 else 1)
+        expected = weight.row_length * (weight.ne[2] if len(weight.ne) > 2 else 1)
         fits = values is not None and values.size == expected
         if values is not None and not fits and weight.name not in EMBEDDINGS:
             raise UsageError(

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.weights.blocks import LAYOUTS
-from llamacpp_instr.lab.weights.distribution import PERCENTS, WeightStats
+from llamacpp_instr.lab.weights.blocks import sub_block_of
+from llamacpp_instr.lab.weights.figures import PERCENTS, WeightStats
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import ModelFile, Weight
 
@@ -303,13 +303,13 @@ class Tensors:
         visible = weight.n_elements and not self._troubles[number]
         return {
             "rows": weight.n_rows,
-            "columns": weight.ne[0] if weight.ne else 1,
+            "columns": weight.row_length,
             "matrix": weight.ne[1] if len(weight.ne) > 1 else 1,
             "top": self._matrix(number, 0).top if visible else 0,
             "troubles": troubles,
             "matrices": [
                 {"model": source[0].path.name, "type": of.type.name, "block": of.type.block,
-                 "sub_block": _sub_block(of)}
+                 "sub_block": sub_block_of(of.type)}
                 for of, source in zip(shown, self._sources, strict=False)
             ],
         }  # fmt: skip
@@ -368,7 +368,7 @@ class Tensors:
                 return reads[0](*at) - reads[1](*at)
 
         read = difference if which == 2 else reads[which]
-        return Matrix(weight.n_rows, weight.ne[0] if weight.ne else 1, read)
+        return Matrix(weight.n_rows, weight.row_length, read)
 
     def _versions(self, number: int) -> tuple[list[Weight], list[str]]:
         """A tensor and, if it can be shown, that of the original; what is wrong with both."""
@@ -421,12 +421,6 @@ def _figures(stats: WeightStats) -> dict[str, Any]:
 
 def _finite(numbers: dict[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-
-
-def _sub_block(weight: Weight) -> int:
-    """Elements that share a scale."""
-    layout = LAYOUTS.get(weight.type.name)
-    return (layout.sub_block if layout else 0) or weight.type.block
 
 
 def _trouble(weight: Weight, reader: WeightReader) -> str:

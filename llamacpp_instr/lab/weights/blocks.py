@@ -107,6 +107,12 @@ class Layout:
     """smallest normal number in the format of `d`; smaller ones except 0 are denormal"""
 
 
+def sub_block_of(type_: GgmlType) -> int:
+    """Elements that share a scale; those of a block for a type without sub-blocks."""
+    layout = LAYOUTS.get(type_.name)
+    return (layout.sub_block if layout else 0) or type_.block
+
+
 @dataclass(frozen=True, eq=False)
 class Blocks:
     """Blocks of one type, decoded."""
@@ -117,8 +123,8 @@ class Blocks:
 
     @property
     def n_sub(self) -> int:
-        """Sub-blocks of a block (elements that share a scale); 1 for a type without sub-blocks."""
-        return self.type.block // (self.layout.sub_block or self.type.block)
+        """Sub-blocks of a block; 1 for a type without sub-blocks."""
+        return self.type.block // sub_block_of(self.type)
 
     def steps(self) -> Floats:
         """(n_blocks, n_sub): `d` times scale, by which the levels of the quants are multiplied."""
@@ -154,9 +160,7 @@ class Blocks:
 def decode_blocks(type_: GgmlType, data: Bytes) -> Blocks:
     """Decodes blocks of a type in `LAYOUTS`; `data` has the shape (n_blocks, block_bytes)."""
     layout = LAYOUTS[type_.name]
-    ends = np.cumsum([field.n_bytes for field in layout.fields])
-    split = np.split(data, ends[:-1], axis=1)
-    at = {field.name: part for field, part in zip(layout.fields, split, strict=True)}
+    at = _fields(layout, data)
     scales: Codes | None = None
     mins: Codes | None = None
     if layout.scales is not None:
@@ -166,22 +170,20 @@ def decode_blocks(type_: GgmlType, data: Bytes) -> Blocks:
             scales, mins = scales[:, :n_sub], scales[:, n_sub:]
     d = _power_of_two(at["e"]) if "e" in at else _half(at["d"])
     dmin = at.get("dmin", at.get("m"))
-    return Blocks(
-        type_,
-        layout,
-        Parts(
-            _codes(at, layout.unpack, layout.quants),
-            d,
-            None if dmin is None else _half(dmin),
-            scales,
-            mins,
-        ),
+    parts = Parts(
+        quants=_codes(at, layout.unpack, layout.quants),
+        d=d,
+        dmin=None if dmin is None else _half(dmin),
+        scales=scales,
+        mins=mins,
     )
+    return Blocks(type_, layout, parts)
 
 
-def can_decode(type_: GgmlType) -> bool:
-    """Whether blocks of this type can be decoded."""
-    return type_.name in LAYOUTS
+def _fields(layout: Layout, data: Bytes) -> Fields:
+    ends = np.cumsum([field.n_bytes for field in layout.fields])
+    parts = np.split(data, ends[:-1], axis=1)
+    return {field.name: part for field, part in zip(layout.fields, parts, strict=True)}
 
 
 def _quiet() -> np.errstate:
@@ -221,12 +223,8 @@ def _half(field: Bytes) -> Floats | None:
 def _power_of_two(field: Bytes) -> Floats:
     """The scale of MXFP4, halved because the levels are doubled: `ggml_e8m0_to_fp32_half`
     (ggml-impl.h)."""
-    e = field[:, 0].astype(np.uint32)
-    # the two smallest are denormal
-    bits: NDArray[np.uint32] = np.where(
-        e < 2, np.uint32(0x00200000) << e, (e - 1) << np.uint32(23)
-    ).astype(np.uint32)
-    return bits.view(np.float32)
+    scales: Floats = np.ldexp(np.float32(1), field[:, 0].astype(np.int32) - 128)
+    return scales
 
 
 def _q3_k_scales(at: Fields) -> Bytes:
@@ -395,12 +393,12 @@ def no_tensor(model: ModelFile, name: str) -> UsageError:
 
 def check_openable(model: ModelFile, weight: Weight) -> None:
     """Raises `UsageError` if the blocks of the tensor cannot be decoded."""
-    if can_decode(weight.type):
+    if weight.type.name in LAYOUTS:
         if weight.n_bytes == 0:
             raise UsageError(f"{weight.path}: tensor {weight.name!r} has no elements")
         return
     why = "whose blocks cannot be opened" if weight.type.is_quantized else "which has no blocks"
-    others = [w.name for w in model.weights if can_decode(w.type)]
+    others = [w.name for w in model.weights if w.type.name in LAYOUTS]
     closest = difflib.get_close_matches(weight.name, others, n=1, cutoff=0)
     hint = f"try {closest[0]!r}" if closest else "quantize it first"
     raise UsageError(
@@ -420,7 +418,7 @@ def find_reference(model: ModelFile, weight: Weight) -> Weight:
             f"{reference.path}: tensor {reference.name!r} is {_shape(reference)}, not "
             f"{_shape(weight)} as in {weight.path}; give a file of the same model"
         )
-    if reference.type.name not in _PLAIN and not can_decode(reference.type):
+    if reference.type.name not in (*_PLAIN, *LAYOUTS):
         raise UsageError(
             f"{reference.path}: tensor {reference.name!r} is {reference.type}, which cannot be "
             "read as reference; give the model in F32, F16 or BF16"
@@ -438,16 +436,13 @@ def load_block(weight: Weight, index: int, reference: Weight | None = None) -> O
             f"{weight.path}: tensor {weight.name!r} has no block {index}, its blocks are numbered "
             f"0 to {n_blocks - 1}"
         )
-    data = _read_bytes(weight, index * type_.block_bytes, type_.block_bytes)
-    raw, at = {}, 0
-    for field in LAYOUTS[type_.name].fields:
-        raw[field.name] = data[at : at + field.n_bytes].tobytes()
-        at += field.n_bytes
+    data = _read_blocks(weight, index, 1)
+    raw = {name: part.tobytes() for name, part in _fields(LAYOUTS[type_.name], data).items()}
     values = None
     if reference is not None:
         values = load_values(reference, index * type_.block, type_.block)
     offset = weight.offset + index * type_.block_bytes
-    return OneBlock(weight, index, raw, offset, decode_blocks(type_, data[None, :]), values)
+    return OneBlock(weight, index, raw, offset, decode_blocks(type_, data), values)
 
 
 def load_values(weight: Weight, begin: int, count: int) -> Floats:
@@ -455,18 +450,17 @@ def load_values(weight: Weight, begin: int, count: int) -> Floats:
 
     Reads only the bytes it needs. `find_reference` must accept the type.
     """
-    block, block_bytes = weight.type.block, weight.type.block_bytes
+    name, block = weight.type.name, weight.type.block
     first, last = begin // block, -(-(begin + count) // block)
-    data = _read_bytes(weight, first * block_bytes, (last - first) * block_bytes)
-    name = weight.type.name
+    data = _read_blocks(weight, first, last - first)
     if name == "BF16":
         values = (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
     elif name in _PLAIN:
         with np.errstate(invalid="ignore", over="ignore"):
             values = data.view(_PLAIN[name]).astype(np.float32)
     else:
-        values = decode_blocks(weight.type, data.reshape(-1, block_bytes)).values().ravel()
-    return values[begin - first * block :][:count]
+        values = decode_blocks(weight.type, data).values()
+    return values.ravel()[begin - first * block :][:count]
 
 
 def read_blocks(weight: Weight) -> Iterator[tuple[int, Blocks]]:
@@ -474,9 +468,10 @@ def read_blocks(weight: Weight) -> Iterator[tuple[int, Blocks]]:
     type_ = weight.type
     n_blocks, per_chunk = weight.n_elements // type_.block, CHUNK // type_.block
     for begin in range(0, n_blocks, per_chunk):
-        n = min(per_chunk, n_blocks - begin)
-        data = _read_bytes(weight, begin * type_.block_bytes, n * type_.block_bytes)
-        yield begin, decode_blocks(type_, data.reshape(n, type_.block_bytes))
+        yield (
+            begin,
+            decode_blocks(type_, _read_blocks(weight, begin, min(per_chunk, n_blocks - begin))),
+        )
 
 
 def place(weight: Weight, block: int) -> tuple[int, int]:
@@ -485,15 +480,18 @@ def place(weight: Weight, block: int) -> tuple[int, int]:
     return row, in_row * weight.type.block
 
 
-def _read_bytes(weight: Weight, begin: int, n_bytes: int) -> Bytes:
+def _read_blocks(weight: Weight, begin: int, n_blocks: int) -> Bytes:
+    """(n_blocks, block_bytes) as they are stored."""
+    size = weight.type.block_bytes
     # read, not mapped: if the file is truncated meanwhile, this raises an error, a map SIGBUS
     try:
-        data = np.fromfile(weight.path, np.uint8, n_bytes, offset=weight.offset + begin)
+        offset = weight.offset + begin * size
+        data = np.fromfile(weight.path, np.uint8, n_blocks * size, offset=offset)
     except OSError as error:
         raise UsageError(f"{weight.path} cannot be read: {error.strerror or error}") from None
-    if len(data) != n_bytes:
+    if len(data) != n_blocks * size:
         raise UsageError(f"{weight.path} ends inside tensor {weight.name!r}: it was truncated")
-    return data
+    return data.reshape(n_blocks, size)
 
 
 def _shape(weight: Weight) -> str:

@@ -1,40 +1,46 @@
 """Reads the tensors of model files as numbers, and measures them, alone or against a reference.
 
-Invariant: memory is bounded however large a model is: a part of a piece is read when a thread comes
-to it, and only a few tensors are in progress at a time.
+Stored bytes become numbers with ggml's own code, or with gguf-py if it is missing. Invariants:
+memory is bounded however large a model is: a part of a piece is read when a thread comes to it, and
+only a few tensors are in progress at a time. ggml is called only with whole blocks of a type that
+it converts, with enough input and output memory: it checks none of this, or aborts the process.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from llamacpp_instr.base.errors import UsageError, reason
+from llamacpp_instr.base.errors import NativeError, UsageError, reason
 from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.base.terminal import OnProgress, first_names
 from llamacpp_instr.lab.weights.blocks import Bytes, Floats, no_tensor
-from llamacpp_instr.lab.weights.dequantize import Dequantizer, load_dequantizer
-from llamacpp_instr.lab.weights.distribution import PieceStats, WeightStats, join_stats
-from llamacpp_instr.lab.weights.error import (
+from llamacpp_instr.lab.weights.figures import (
     CHUNK,
-    ErrorSum,
     PieceError,
+    PieceStats,
     WeightError,
+    WeightStats,
     block_of,
     join_pieces,
+    join_stats,
     sample_stride,
 )
+from llamacpp_instr.llama.native import load
 from llamacpp_instr.llama.threads import usable_cpus
 from llamacpp_instr.log.schema import Leaf
 from llamacpp_instr.model.file import ModelFile, Weight
+from llamacpp_instr.model.types import TYPES, GgmlType
 
 PIECE = 1 << 22
 """elements that a thread processes in one task: whole chunks"""
@@ -91,6 +97,150 @@ def choose_weights(model: ModelFile, pattern: str) -> ModelFile:
     return replace(model, weights=weights)
 
 
+# ggml has no `to_float` for these: they are numbers already. F64 and I64 are rounded to float32.
+_NUMBERS: dict[str, DTypeLike] = {
+    "F32": "<f4", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8",
+}  # fmt: skip
+# blocks start with a 16-bit scale, and numbers have up to 8 bytes
+_ALIGNMENT = 8
+
+Convert: TypeAlias = "Callable[[Bytes, Floats], None]"
+"""writes the numbers in whole blocks to an array of as many elements"""
+
+
+class Dequantizer:
+    """Converts stored bytes to numbers."""
+
+    def __init__(self, name: str, converters: Mapping[str, Convert]) -> None:
+        self.name = name
+        """whose code it uses: `ggml` or `gguf-py`"""
+        self._converters = converters
+        """by name of a type"""
+
+    def reads(self, type_: GgmlType) -> bool:
+        """Whether it can convert this type."""
+        return type_.name in _NUMBERS or type_.name in self._converters
+
+    def fill(self, type_: GgmlType, data: bytes | Bytes, n_elements: int, room: Floats) -> None:
+        """Writes the `n_elements` numbers in `data` to the beginning of `room`, in stored order.
+
+        `data` has whole blocks, of one or more rows. Raises `UsageError` for a type that it cannot
+        convert, for parts of a block, and for the wrong number of bytes.
+        """
+        if not self.reads(type_):
+            raise UsageError(f"{self.name} has no conversion of {type_} to numbers")
+        if n_elements < 0 or n_elements % type_.block:
+            raise UsageError(
+                f"{n_elements:,} elements are not a whole number of blocks of {type_}, "
+                f"which have {type_.block}"
+            )
+        stored = np.frombuffer(data, np.uint8)
+        if stored.size != type_.row_bytes(n_elements):
+            raise UsageError(
+                f"{n_elements:,} elements of {type_} have {type_.row_bytes(n_elements):,} bytes, "
+                f"not {stored.size:,}"
+            )
+        if room.dtype != np.float32 or not room.flags.carray or room.size < n_elements:
+            raise UsageError(f"the output must have room for {n_elements:,} float32")
+        if not n_elements:
+            return
+        if stored.ctypes.data % _ALIGNMENT:
+            stored = stored.copy()
+        if type_.name in _NUMBERS:
+            with np.errstate(over="ignore"):
+                room[:n_elements] = stored.view(_NUMBERS[type_.name])
+        else:
+            self._converters[type_.name](stored, room[:n_elements])
+
+    def to_float(self, type_: GgmlType, data: bytes | Bytes, n_elements: int) -> Floats:
+        """(n_elements,) all numbers in `data`, in a new array; otherwise like `fill`."""
+        numbers = np.empty(max(n_elements, 0), np.float32)
+        self.fill(type_, data, n_elements, numbers)
+        return numbers
+
+
+def load_dequantizer() -> Dequantizer:
+    """ggml's own code if the patched library is installed, else gguf-py's, which lacks some
+    types."""
+    try:
+        lib = load().lib
+    except NativeError:
+        return gguf_dequantizer()
+    # on Windows a library exports only its own symbols, and ggml is another library
+    return _ggml_dequantizer(lib) if hasattr(lib, "ggml_get_type_traits") else gguf_dequantizer()
+
+
+class _Traits(ctypes.Structure):
+    """`struct ggml_type_traits` (ggml.h) of the pinned upstream."""
+
+    _fields_ = (
+        ("type_name", ctypes.c_char_p),
+        ("blck_size", ctypes.c_int64),
+        ("blck_size_interleave", ctypes.c_int64),
+        ("type_size", ctypes.c_size_t),
+        ("is_quantized", ctypes.c_bool),
+        ("to_float", ctypes.c_void_p),
+        ("from_float_ref", ctypes.c_void_p),
+    )
+
+
+# from, to, elements. ctypes releases the GIL during the call.
+_TO_FLOAT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+def _ggml_dequantizer(lib: ctypes.CDLL) -> Dequantizer:
+    """ggml's `to_float` of every type except Q8_1 and Q8_K, which hold activations during a matrix
+    product and never occur in a file. Raises `NativeError` if the library's types differ from those
+    that this package knows."""
+    lib.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+    lib.ggml_get_type_traits.argtypes = [ctypes.c_int]
+    functions: dict[str, Any] = {}
+    for type_ in TYPES.values():
+        traits = lib.ggml_get_type_traits(type_.number).contents
+        reported = (traits.type_name.decode().upper(), traits.blck_size, traits.type_size)
+        if reported != (type_.name, type_.block, type_.block_bytes):
+            raise NativeError(
+                f"the installed library stores {type_} differently from what this package "
+                "expects; run `instr build`"
+            )
+        if traits.to_float:
+            functions[type_.name] = _TO_FLOAT(traits.to_float)
+    # The CPU backend converts F16 with vector instructions: the same numbers to the bit, in a tenth
+    # of the time. Backends loaded at run time do not export it.
+    with suppress(AttributeError):
+        function, initialize = lib.ggml_cpu_fp16_to_fp32, lib.ggml_cpu_init
+        # the elements after the last full vector are converted through a table that this fills
+        initialize.restype = None
+        initialize()
+        function.restype = None
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        functions["F16"] = function
+
+    def convert(function: Any, data: Bytes, room: Floats) -> None:
+        function(data.ctypes.data, room.ctypes.data, room.size)
+
+    return Dequantizer("ggml", {name: partial(convert, of) for name, of in functions.items()})
+
+
+def gguf_dequantizer() -> Dequantizer:
+    """gguf-py's conversions in numpy, which lack Q1_0, Q2_0, Q8_1 and Q8_K."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    def convert(qtype: GGMLQuantizationType, data: Bytes, room: Floats) -> None:
+        # NaN scales cause warnings; the caller sees the result
+        with np.errstate(all="ignore"):
+            room[:] = dequantize(data, qtype)
+
+    converters: dict[str, Convert] = {}
+    for type_ in TYPES.values():
+        with suppress(ValueError, NotImplementedError):
+            qtype = GGMLQuantizationType(type_.number)
+            dequantize(np.zeros(type_.block_bytes, np.uint8), qtype)
+            converters[type_.name] = partial(convert, qtype)
+    return Dequantizer("gguf-py", converters)
+
+
 class WeightReader:
     """Reads tensors of a model as numbers. All methods that read raise `UsageError` if the file
     became shorter."""
@@ -132,7 +282,7 @@ class WeightReader:
         type_ = weight.type
         first = column // type_.block * type_.block
         last = -(-column_end // type_.block) * type_.block
-        n = weight.ne[0] if weight.ne else 1
+        n = weight.row_length
         rows = self._stored(weight, row * n, end * n).reshape(end - row, type_.row_bytes(n))
         part = rows[:, type_.row_bytes(first) : type_.row_bytes(last)].ravel()
         values = self.dequantizer.to_float(type_, part, (end - row) * (last - first))
@@ -182,7 +332,7 @@ class WeightReader:
 
     def _measure(self, weight: Weight, start: int, end: int) -> PieceStats:
         row = weight.ne[0] if weight.n_rows > 1 else 0
-        stride = sample_stride(weight.n_elements, weight.ne[0] if weight.ne else 1)
+        stride = sample_stride(weight.n_elements, weight.row_length)
         stats = PieceStats(start, stride, row)
         room = np.empty(max(CHUNK // row, 1) * row if row else CHUNK, np.float32)
         for at in range(start, end, room.size):
@@ -194,7 +344,7 @@ class WeightReader:
 
 def raw_shape(weight: Weight) -> tuple[int, int]:
     """(rows, bytes of a row) of the stored bytes."""
-    return (weight.n_rows, weight.type.row_bytes(weight.ne[0] if weight.ne else 1))
+    return (weight.n_rows, weight.type.row_bytes(weight.row_length))
 
 
 def _ranges(n_elements: int, step: int | None = None) -> list[tuple[int, int]]:
@@ -248,11 +398,23 @@ def compute_weight_errors(
     shapes.
     """
     readers = WeightReader(reference), WeightReader(candidate)
+
+    def error_of_piece(theirs: Weight, ours: Weight, start: int, end: int) -> PieceError:
+        stride = sample_stride(ours.n_elements, ours.row_length)
+        errors = PieceError(block_of(ours.type), stride, start)
+        room = np.empty((3, CHUNK), np.float32)
+        for at in range(start, end, CHUNK):
+            n = min(CHUNK, end - at)
+            readers[0].fill(theirs, at, room[0, :n])
+            readers[1].fill(ours, at, room[1, :n])
+            errors.add(room, n)
+        return errors
+
     jobs = [
         Job(
             theirs.n_bytes + ours.n_bytes,
             [
-                partial(_error_of_piece, *readers, theirs, ours, *at)
+                partial(error_of_piece, theirs, ours, *at)
                 for at in ([] if error.skipped else _ranges(ours.n_elements))
             ],
             partial(join_pieces, error),
@@ -297,7 +459,6 @@ def _match(
             type=weight.type,
             n_elements=weight.n_elements,
             n_bytes=weight.n_bytes if name in candidate.by_name else 0,
-            reference_bytes=peer.n_bytes if name in reference.by_name else 0,
             skipped=f"{dequantizer.name} has no conversion of {lacking[0]}" if lacking else "",
         )
         pairs.append((peer, weight, error))
@@ -310,21 +471,3 @@ def _weights(model: ModelFile, other: ModelFile) -> dict[str, Weight]:
     if _TOKENS in weights and _OUTPUT not in weights and _OUTPUT in other.by_name:
         weights[_OUTPUT] = replace(weights[_TOKENS], name=_OUTPUT)
     return weights
-
-
-def _error_of_piece(
-    reference: WeightReader,
-    candidate: WeightReader,
-    theirs: Weight,
-    ours: Weight,
-    start: int,
-    end: int,
-) -> PieceError:
-    row = ours.ne[0] if ours.ne else 1  # a number has no dimensions
-    errors = ErrorSum(block_of(ours.type), sample_stride(ours.n_elements, row), start)
-    for at in range(start, end, errors.x.size):
-        n = min(errors.x.size, end - at)
-        reference.fill(theirs, at, errors.x[:n])
-        candidate.fill(ours, at, errors.y[:n])
-        errors.add(n)
-    return errors.finish()

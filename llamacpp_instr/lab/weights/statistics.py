@@ -7,7 +7,7 @@ Invariant: memory does not grow with the tensor. Only counts, the worst blocks a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +22,7 @@ from llamacpp_instr.lab.weights.blocks import (
     load_values,
     place,
     read_blocks,
+    sub_block_of,
 )
 from llamacpp_instr.model.file import Weight
 
@@ -150,7 +151,7 @@ def compute_block_stats(
     `UsageError` if a file is truncated meanwhile.
     """
     type_, layout = weight.type, LAYOUTS[weight.type.name]
-    sub_block = layout.sub_block or type_.block
+    sub_block = sub_block_of(type_)
     ranges = {"quants": layout.quants, "scales": layout.scales, "mins": layout.mins}
     by_byte = {name: np.zeros(256, np.int64) for name, codes in ranges.items() if codes is not None}
     by_bits = {name: np.zeros(1 << (32 - _SHIFT), np.int64) for name in ("d", "dmin")}
@@ -225,15 +226,12 @@ class _Cells:
     def __init__(self, weight: Weight, sub_block: int) -> None:
         self.blocks_per_row = weight.ne[0] // weight.type.block
         self.n_sub = weight.type.block // sub_block
-        self.n_rows, self.subs_per_row = weight.n_rows, weight.ne[0] // sub_block
-        self.rows_per_cell = -(-self.n_rows // GRID)
-        self.subs_per_cell = -(-self.subs_per_row // GRID)
-        self.shape = (
-            -(-self.n_rows // self.rows_per_cell),
-            -(-self.subs_per_row // self.subs_per_cell),
-        )
-        self.numbers = np.zeros(math.prod(self.shape))
-        self.filled = np.zeros(math.prod(self.shape), np.int64)
+        n_rows, subs_per_row = weight.n_rows, weight.ne[0] // sub_block
+        rows_per_cell, subs_per_cell = -(-n_rows // GRID), -(-subs_per_row // GRID)
+        cells = np.zeros((-(-n_rows // rows_per_cell), -(-subs_per_row // subs_per_cell)))
+        self.empty = Grid(cells, rows_per_cell, subs_per_cell, n_rows, subs_per_row)
+        self.numbers = np.zeros(cells.size)
+        self.filled = np.zeros(cells.size, np.int64)
 
     def add_for_mean(self, begin: int, numbers: Doubles) -> None:
         """Numbers of sub-blocks, (n_blocks, n_sub); a cell shows their mean."""
@@ -246,19 +244,14 @@ class _Cells:
         np.maximum.at(self.numbers, self._cells(begin, len(numbers)), numbers.ravel())
 
     def grid(self, numbers: Doubles) -> Grid:
-        return Grid(
-            numbers.reshape(self.shape),
-            self.rows_per_cell,
-            self.subs_per_cell,
-            self.n_rows,
-            self.subs_per_row,
-        )
+        return replace(self.empty, cells=numbers.reshape(self.empty.cells.shape))
 
     def _cells(self, begin: int, n_blocks: int) -> NDArray[np.intp]:
         """The cell of each sub-block of `n_blocks` blocks from `begin` on."""
         row, block = np.divmod(np.arange(begin, begin + n_blocks), self.blocks_per_row)
         sub = block[:, None] * self.n_sub + np.arange(self.n_sub)
-        cells = (row // self.rows_per_cell)[:, None] * self.shape[1] + sub // self.subs_per_cell
+        of_row = row // self.empty.rows_per_cell * self.empty.cells.shape[1]
+        cells: NDArray[np.intp] = of_row[:, None] + sub // self.empty.sub_blocks_per_cell
         return cells.ravel()
 
 
