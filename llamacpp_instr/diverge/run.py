@@ -32,13 +32,11 @@ from llamacpp_instr.lab.quality.logits import (
     WritingContext,
     check_comparison,
     check_contexts,
-    open_model,
+    opened_models,
     write_chunks,
 )
-from llamacpp_instr.llama.crashes import last_words
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.generate import tokenize
-from llamacpp_instr.llama.log import Interrupt, captured
 from llamacpp_instr.log.graph.ops import Block
 from llamacpp_instr.model.file import ModelFile
 
@@ -444,10 +442,7 @@ def opened_pair(
         [read] = tokenize(a.path, [text], parse_special=False)
         if not read:
             raise UsageError("the text is empty; give a text of at least one token")
-    interrupt = Interrupt()
-    with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
-        stack.enter_context(last_words(lambda: (f"{a.path}, {b.path}", 1)))
-        models = [open_model(stack, file, log) for file in (a, b)]
+    with opened_models([a, b]) as (models, _):
         yield Pair(models, _chunks(models[0], read, options), options)
 
 

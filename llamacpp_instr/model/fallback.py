@@ -113,10 +113,11 @@ def find_fallbacks(model: ModelFile) -> list[Fallback]:
     for weight in model.weights:
         if not _is_quantized(weight) or _is_chosen(model, weight, head):
             continue
-        wanted = _wanted_of_head(weight, mixture) if weight.name == head else ()
-        wanted = wanted or tuple(t for t in mixture if _second(t, weight.ne[0]) == weight.type.name)
+        wanted = [t for t in mixture if _second(t, weight.row_length) == weight.type.name]
+        if weight.name == head and (meant := replaced_head(weight, weight.type, model.file_type)):
+            wanted = [meant]
         if wanted:
-            found.append(Fallback(weight, wanted))
+            found.append(Fallback(weight, tuple(wanted)))
     return found
 
 
@@ -129,15 +130,15 @@ def _second(wanted: GgmlType, row: int) -> str | None:
     return second if fits else "F16"
 
 
-def _wanted_of_head(weight: Weight, mixture: list[GgmlType]) -> tuple[GgmlType, ...]:
-    """The type meant for the output matrix, or for the embeddings in its place. It silently becomes
-    Q8_0 if the blocks of the default type do not divide its rows."""
-    default = mixture[0]
-    if weight.ne[0] % default.block == 0 or default.name in ("Q8_0", "MXFP4"):
-        return ()
-    if weight.type.name != (_second(BY_NAME["Q8_0"], weight.ne[0]) or "Q8_0"):
-        return ()
-    return (BY_NAME["Q6_K"] if BY_NAME["Q6_K"] in mixture else BY_NAME["Q5_K"],)
+def replaced_head(weight: Weight, type_: GgmlType, file_type: str | None) -> GgmlType | None:
+    """The type meant for the output matrix, or for the embeddings in its place, which has `type_`
+    instead: it silently becomes Q8_0 if the blocks of the default type do not divide its rows."""
+    mixture, row = _MIXTURES.get(file_type or "", ("Q8_0",)), weight.row_length
+    if mixture[0] in ("Q8_0", "MXFP4") or row % BY_NAME[mixture[0]].block == 0:
+        return None
+    if type_.name != (_second(BY_NAME["Q8_0"], row) or "Q8_0"):
+        return None
+    return BY_NAME["Q6_K" if "Q6_K" in mixture else "Q5_K"]
 
 
 def _is_quantized(weight: Weight) -> bool:

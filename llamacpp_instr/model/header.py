@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from llamacpp_instr.base.errors import UsageError
 
@@ -180,27 +180,19 @@ class _Reader:
         self.go_to(4)
         self.text = 0
         self.nested = 0  # arrays in arrays
+        self.metadata: dict[str, Scalar] = {}
         self.arrays: dict[str, ArrayInfo] = {}
 
     def header(self) -> Header:
-        what = "the counts"
-        version, n_tensors, n_metadata = _COUNTS.unpack(self.take(_COUNTS.size, what))
+        version, n_tensors, n_metadata = self.unpack(_COUNTS, "the counts")
         if n_tensors < 0 or n_metadata < 0:
             self.damaged(f"it claims {n_tensors} tensors and {n_metadata} metadata entries")
         for n, things in ((n_tensors, "tensors"), (n_metadata, "metadata entries")):
             if n > _MAX_COUNT:
                 self.damaged(f"it claims {n:,} {things}, more than {_MAX_COUNT:,}")
         # these counts allocate nothing: the loops stop where the file ends
-        metadata: dict[str, Scalar] = {}
         for index in range(n_metadata):
-            key = self.string(f"the key of metadata entry {index}")
-            if not key:
-                self.damaged(f"the key of metadata entry {index} is empty")
-            if key in metadata or key in self.arrays:
-                self.damaged(f"the metadata has {quoted(key)} twice")
-            value = self.value(key)
-            if value is not None:
-                metadata[key] = value
+            self.entry(f"the key of metadata entry {index}")
         infos_start = self.at
         tensors: dict[str, TensorInfo] = {}
         for index in range(n_tensors):
@@ -209,12 +201,12 @@ class _Reader:
                 self.damaged(f"it has tensor {tensor.name!r} twice")
             tensors[tensor.name] = tensor
 
-        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 0 < alignment < 2**32 or alignment & (alignment - 1):
             self.damaged(f"general.alignment is {quoted(alignment)}, not a power of two")
         return Header(
             version=version,
-            metadata=metadata,
+            metadata=self.metadata,
             arrays=self.arrays,
             tensors=list(tensors.values()),
             alignment=alignment,
@@ -229,33 +221,37 @@ class _Reader:
         if self.text - before > _MAX_NAME:
             self.damaged(f"the name of tensor {index} is longer than {_MAX_NAME} bytes")
         what = f"tensor {name!r}"
-        (n_dims,) = _U32.unpack(self.take(4, what))
+        (n_dims,) = self.unpack(_U32, what)
         if n_dims > _MAX_DIMS:
             self.damaged(f"{what} has {n_dims} dimensions, at most {_MAX_DIMS} are allowed")
-        entry = _TENSOR[n_dims]
-        *ne, type_, offset = entry.unpack(self.take(entry.size, what))
+        *ne, type_, offset = self.unpack(_TENSOR[n_dims], what)
         if ne and min(ne) < 0:
             self.damaged(f"{what} has a negative dimension: {ne}")
         if math.prod(ne) >= 2**63:
             self.damaged(f"{what} has more elements than can be counted: {ne}")
         return TensorInfo(name, type_, tuple(ne), offset)
 
-    def value(self, key: str) -> Scalar | None:
-        """A metadata value. An array is skipped, recorded in `arrays`, and returned as None."""
+    def entry(self, which: str) -> None:
+        """Adds an entry to `metadata`, or to `arrays`, which are skipped."""
+        key = self.string(which)
+        if not key:
+            self.damaged(f"{which} is empty")
+        if key in self.metadata or key in self.arrays:
+            self.damaged(f"the metadata has {quoted(key)} twice")
         what = f"the value of {quoted(key)}"
-        (type_,) = _U32.unpack(self.take(4, what))
+        (type_,) = self.unpack(_U32, what)
         if type_ == _STRING:
-            return self.string(what)
-        if type_ in _SCALARS:
-            return self.scalar(_SCALARS[type_], what)
-        if type_ != ARRAY:
+            self.metadata[key] = self.string(what)
+        elif type_ in _SCALARS:
+            (self.metadata[key],) = self.unpack(_SCALARS[type_], what)
+        elif type_ == ARRAY:
+            self.arrays[key] = self.array(what)
+        else:
             self.damaged(f"{quoted(key)} has the unknown value type {type_}")
-        self.arrays[key] = self.array(what)
-        return None
 
     def array(self, what: str, depth: int = 0) -> ArrayInfo:
         """Where an array is, which is skipped."""
-        item, count = _ARRAY_HEAD.unpack(self.take(_ARRAY_HEAD.size, what))
+        item, count = self.unpack(_ARRAY_HEAD, what)
         if count > _MAX_ITEMS:
             self.damaged(f"{what} is an array of {count:,} items")
         array = ArrayInfo(item, count, self.at)
@@ -281,20 +277,18 @@ class _Reader:
         what = "an array"
         self.go_to(array.start)
         passed = 0
-        if array.type in (_STRING, ARRAY):
-            for number in numbers:
-                if array.type == _STRING:
-                    self.skip_strings(number - passed, what)
-                    yield self.string(what)
-                else:
-                    inner = [self.array(what) for _ in range(passed, number + 1)]
-                    yield f"{inner[-1].count:,} values"
-                passed = number + 1
-            return
-        code = _SCALARS[array.type]
+        code = _SCALARS.get(array.type)
         for number in numbers:
-            self.go_to(array.start + number * code.size)
-            yield self.scalar(code, what)
+            if code:
+                self.go_to(array.start + number * code.size)
+                yield self.unpack(code, what)[0]
+            elif array.type == _STRING:
+                self.skip_strings(number - passed, what)
+                yield self.string(what)
+            else:
+                inner = [self.array(what) for _ in range(passed, number + 1)]
+                yield f"{inner[-1].count:,} values"
+            passed = number + 1
 
     def skip_strings(self, count: int, what: str) -> None:
         # a vocabulary has hundreds of thousands of items, so the inner loop does only arithmetic
@@ -302,7 +296,7 @@ class _Reader:
         while left:
             window, at = self.file.peek(8), 0
             if len(window) < 8:
-                self.skip(_U64.unpack(self.take(8, what))[0], what)
+                self.skip(self.unpack(_U64, what)[0], what)
                 left -= 1
                 continue
             end = len(window) - 8
@@ -312,7 +306,7 @@ class _Reader:
             self.skip(at, what)
 
     def string(self, what: str) -> str:
-        (length,) = _U64.unpack(self.take(8, what))
+        (length,) = self.unpack(_U64, what)
         if length > self.size - self.at:
             self.truncated(what)
         self.text += length
@@ -320,9 +314,8 @@ class _Reader:
             self.damaged(f"{what} makes its names and texts longer than {_MAX_TEXT:,} bytes")
         return self.take(length, what).decode(errors="backslashreplace")
 
-    def scalar(self, code: struct.Struct, what: str) -> int | float | bool:
-        value: int | float | bool = code.unpack(self.take(code.size, what))[0]
-        return value
+    def unpack(self, code: struct.Struct, what: str) -> tuple[Any, ...]:
+        return code.unpack(self.take(code.size, what))
 
     def take(self, n_bytes: int, what: str) -> bytes:
         data = self.file.read(n_bytes) if n_bytes <= self.size - self.at else b""

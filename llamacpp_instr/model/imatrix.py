@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import stat
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -37,13 +36,13 @@ class ImportanceMatrix:
 
     def metadata(self) -> dict[str, str | int]:
         """The metadata that llama-quantize writes about it into a quantized model."""
-        found: dict[str, str | int] = {"quantize.imatrix.file": _cut(str(self.path))}
-        if self.dataset is not None:
-            found["quantize.imatrix.dataset"] = _cut(self.dataset)
-        found["quantize.imatrix.entries_count"] = len(self.entries)
-        if self.n_chunks > 0:
-            found["quantize.imatrix.chunks_count"] = self.n_chunks
-        return found
+        found = {
+            "quantize.imatrix.file": _cut(str(self.path)),
+            "quantize.imatrix.dataset": _cut(self.dataset) if self.dataset is not None else None,
+            "quantize.imatrix.entries_count": len(self.entries),
+            "quantize.imatrix.chunks_count": self.n_chunks if self.n_chunks > 0 else None,
+        }
+        return {key: value for key, value in found.items() if value is not None}
 
 
 def load_imatrix(path: Path) -> ImportanceMatrix:
@@ -129,8 +128,7 @@ def _load_legacy(path: Path, file: BinaryIO) -> ImportanceMatrix:
         return file.read(n_bytes)
 
     def number() -> int:
-        value: int = struct.unpack("<i", take(4))[0]
-        return value
+        return int.from_bytes(take(4), "little", signed=True)
 
     entries = {}
     for _ in range(number()):

@@ -51,7 +51,7 @@ def divergence(start: float) -> Divergence:
         return Estimate(next(numbers), next(numbers))
 
     return Divergence(
-        perplexity=estimate(), log_ratio=estimate(), ratio=estimate(), difference=estimate(),
+        perplexity=estimate(), ratio=estimate(), difference=estimate(),
         correlation=next(numbers), kl=estimate(),
         kl_percentiles=tuple(next(numbers) for _ in SHARES), delta_p=estimate(),
         delta_p_percentiles=tuple(next(numbers) for _ in SHARES), delta_p_rms=estimate(),

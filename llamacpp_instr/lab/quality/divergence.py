@@ -46,9 +46,8 @@ class Divergence:
     """The divergence of a candidate from its reference."""
 
     perplexity: Estimate
-    log_ratio: Estimate
-    """ln(perplexity of the candidate / perplexity of the reference)"""
     ratio: Estimate
+    """perplexity of the candidate / perplexity of the reference"""
     difference: Estimate
     """of the perplexities"""
     correlation: float
@@ -153,7 +152,6 @@ def compute_divergence(
     share = float(same_top.mean())
     return Divergence(
         perplexity=perplexity,
-        log_ratio=log_ratio,
         ratio=_exp(log_ratio),
         difference=Estimate(
             perplexity.value - reference.value,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,10 +188,7 @@ def compare_outputs(
     tokens = None
     if text is not None:
         [tokens] = tokenize(files[0].path, [text], parse_special=False)
-    interrupt = Interrupt()
-    with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
-        stack.enter_context(last_words(lambda: (", ".join(str(f.path) for f in files), 1)))
-        models = [open_model(stack, file, log) for file in files]
+    with opened_models(files) as (models, log), ExitStack() as stack:
         reference = models[0]
         ctx = options.ctx or _default_ctx(reference)
         batch = options.batch or _choose_batch(reference.n_vocab)
@@ -274,14 +271,22 @@ def logits_of(context: ModelContext, n: int) -> NDArray[np.float32]:
     )
 
 
-def open_model(stack: ExitStack, file: ModelFile, log: LlamaLog) -> LoadedModel:
-    """A model that predicts the next token; `stack` closes it. Raises `UsageError` for others."""
-    model = stack.enter_context(LoadedModel(file.path, log))
+@contextmanager
+def opened_models(files: Sequence[ModelFile]) -> Iterator[tuple[list[LoadedModel], LlamaLog]]:
+    """The loaded models and llama.cpp's log. Raises `UsageError` for a model that does not predict
+    the next token. Inside, Ctrl-C ends a compute, and a crash is one line."""
+    interrupt = Interrupt()
+    with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
+        stack.enter_context(last_words(lambda: (", ".join(str(f.path) for f in files), 1)))
+        yield [_check_predicts(stack.enter_context(LoadedModel(f.path, log))) for f in files], log
+
+
+def _check_predicts(model: LoadedModel) -> LoadedModel:
     if model.is_diffusion:
-        raise UsageError(f"{file.path} is a diffusion model: it does not predict the next token")
+        raise UsageError(f"{model.path} is a diffusion model: it does not predict the next token")
     if model.has_encoder or not model.has_decoder:
         raise UsageError(
-            f"{file.path} has an encoder; only models that predict the next token from the "
+            f"{model.path} has an encoder; only models that predict the next token from the "
             "previous ones can be compared by their outputs"
             " (`instr quality --only weights` compares weights)"
         )

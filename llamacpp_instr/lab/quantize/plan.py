@@ -16,6 +16,7 @@ from pathlib import Path
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.output import file_mode
 from llamacpp_instr.base.patterns import regular_expression
+from llamacpp_instr.model.fallback import replaced_head
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.model.types import BY_NAME, FILE_TYPES, NOT_COMPUTED, GgmlType
 
@@ -51,7 +52,6 @@ _TENSOR = re.compile(
     r"\[ *\d+/ *\d+\] (?P<name>.+?) *- \[[ \d,]*\], type = *(?P<type>\w+), "
     r"size = *[\d.]+ MiB(?: -> *[\d.]+ MiB \((?P<new>\w+)\))?"
 )
-_OUTPUT_IN_Q5_K = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "IQ3_XXS"}
 _FALLBACK = re.compile(
     r"warning: (?P<name>.+?) *- ncols *\d+ not divisible by *\d+ "
     r"\(required for type *(?P<wanted>\w+)\).*-> falling back to *\w+ *"
@@ -278,19 +278,16 @@ def _silently_replaced(
     weight: Weight, type_: GgmlType, file_type: str, options: QuantizeOptions
 ) -> GgmlType | None:
     """The type that the output tensor (or the embeddings used as output) would have if its blocks
-    divided the rows; only here llama.cpp silently uses Q8_0 (llama_tensor_get_type_impl)."""
+    divided the rows; only here llama.cpp uses another one without a warning."""
     chosen = options.pure or options.output_type or options.embedding_type
     if (
         weight.name not in (OUTPUT, *EMBEDDINGS)
         or chosen
         or any(finds(pattern, weight.name) for pattern, _ in options.tensor_types)
         or type_ == weight.type
-        or type_.name != "Q8_0"
-        or weight.row_length % 256 == 0
-        or file_type in ("Q8_0", "MXFP4_MOE")
     ):
         return None
-    return BY_NAME["Q5_K" if file_type in _OUTPUT_IN_Q5_K else "Q6_K"]
+    return replaced_head(weight, type_, file_type)
 
 
 def _type(name: str) -> GgmlType:
