@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,14 +16,16 @@ from llamacpp_instr.lab.view import tensors
 from llamacpp_instr.lab.view.tensors import (
     MEASURES,
     SIDE,
-    Cache,
     Cells,
     Matrix,
     Measure,
+    Tensors,
     color_limits,
     compute_base,
     compute_tile,
 )
+from llamacpp_instr.lab.weights.measure import WeightReader
+from llamacpp_instr.model.file import load_model_file
 
 RANDOM = np.random.default_rng(5)
 
@@ -132,55 +135,65 @@ def test_colours_end_where_nearly_all_cells_are_smaller() -> None:
     values = RANDOM.normal(size=(300, 700)).astype(np.float32)
     values[7, 7] = 1000
     matrix = matrix_of(values)
-    limits = color_limits(matrix, "rms", base_of(matrix, "rms"))
+    limits = color_limits(matrix, base_of(matrix, "rms"), "rms")
     assert len(limits) == matrix.top + 1
     assert limits[0] == pytest.approx(np.percentile(np.abs(values), 99.9), rel=0.1)
     assert limits[1] < limits[0] < 10
     for strange in (np.zeros((3, 4), np.float32), np.full((3, 4), np.nan, np.float32)):
         matrix = matrix_of(strange)
-        assert color_limits(matrix, "largest", base_of(matrix, "largest")) == [1.0]
+        assert color_limits(matrix, base_of(matrix, "largest"), "largest") == [1.0]
 
 
-def test_the_cache_keeps_what_was_asked_for_last_and_no_more() -> None:
-    cache, made = Cache(3 * 800), list[int]()
-
-    def get(key: int) -> np.ndarray:
-        def compute() -> np.ndarray:
-            made.append(key)
-            return np.full(100, key)
-
-        return cache.get(key, compute)
-
-    for key in (1, 2, 3, 1, 4, 1, 2):
-        assert get(key)[0] == key
-    assert made == [1, 2, 3, 4, 2]
-    assert cache.n_bytes == 3 * 800
+@pytest.fixture
+def demo(demo_model: Path) -> Tensors:
+    model = load_model_file(demo_model)
+    return Tensors((model, WeightReader(model)))
 
 
-def test_those_who_ask_at_once_share_a_computation() -> None:
-    cache, begun, go, made = Cache(1 << 20), threading.Event(), threading.Event(), list[int]()
+def test_those_who_ask_at_once_share_the_base(
+    demo: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, made = threading.Event(), threading.Event(), list[int]()
 
-    def compute() -> np.ndarray:
+    def compute(matrix: Matrix, measure: Measure, threads: int) -> Cells:
         made.append(1)
         begun.set()
         assert go.wait(10)
-        return np.zeros(1)
+        return compute_base(matrix, measure, threads)
 
+    monkeypatch.setattr(tensors, "compute_base", compute)
+    _, base = demo._cells(0, 0, "rms")
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(cache.get, "key", compute)]
+        asked = [pool.submit(base)]
         assert begun.wait(10)
-        asked += [pool.submit(cache.get, "key", compute) for _ in range(2)]
+        asked += [pool.submit(base) for _ in range(2)]
         go.set()
         assert len({id(of.result()) for of in asked}) == 1
     assert made == [1]
 
 
-def test_an_error_is_not_kept() -> None:
-    cache = Cache(1 << 20)
+def test_what_was_asked_for_last_is_kept_and_errors_are_not(
+    demo: Tensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
 
-    def fail() -> np.ndarray:
-        raise ValueError("once")
+    def compute(matrix: Matrix, measure: Measure, threads: int) -> Cells:
+        made.append(matrix.shape(0))
+        if len(made) == 1:
+            raise ValueError("once")
+        return compute_base(matrix, measure, threads)
 
+    monkeypatch.setattr(tensors, "compute_base", compute)
+    bases = [demo._cells(number, 0, "rms")[1] for number in range(tensors.BASES + 1)]
     with pytest.raises(ValueError, match="once"):
-        cache.get("key", fail)
-    assert cache.get("key", lambda: np.ones(1))[0] == 1
+        bases[0]()
+    first = bases[0]()
+    for base in bases[:-1]:
+        base()
+    assert bases[0]() is first
+    assert len(made) == tensors.BASES + 1
+    bases[-1]()
+    assert bases[0]() is first
+    bases[1]()
+    assert len(made) == tensors.BASES + 3
+    assert demo.tile(0, 0, "rms", 0, 0, 0) is demo.tile(0, 0, "rms", 0, 0, 0)

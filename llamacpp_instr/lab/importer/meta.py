@@ -2,8 +2,8 @@
 
 A tensor that model-parallel shards split is joined along the axis that Meta's code splits
 (ColumnParallelLinear: rows of the matrix, RowParallelLinear: columns, ParallelEmbedding: the width
-or the words). Rows of Q and K are in another order: Meta's RoPE rotates neighbors, Hugging Face's
-the two halves of a head.
+or the words). Q and K keep Meta's names: RoPE rotates neighbors there, as in llama.cpp, and in
+Hugging Face's layout the two halves of a head, so the converter reorders rows by those names.
 
 Of Llama 3's tokenizer, Meta stores the ranks of tiktoken: lines of a token's bytes in base64 and
 its number. The names of special tokens are in Meta's code only (`models/llama3/tokenizer.py` in
@@ -41,7 +41,7 @@ _BEGIN, _END = "<|begin_of_text|>", "<|end_of_text|>"
 
 
 Tensors = dict[str, Callable[[], torch.Tensor]]
-"""name as in Hugging Face's layout -> the function that joins and reorders the tensor"""
+"""name in the layout that the converter reads -> the function that joins the tensor"""
 
 _TOP = {
     "tok_embeddings.weight": "model.embed_tokens.weight",
@@ -59,6 +59,7 @@ _IN_LAYER = {
     "attention_norm.weight": "input_layernorm.weight",
     "ffn_norm.weight": "post_attention_layernorm.weight",
 }
+_Q_AND_K = ("attention.wq.weight", "attention.wk.weight")
 _COMPUTED = "rope.freqs"
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 _SPLIT_COLUMNS = ("attention.wo.weight", "feed_forward.w2.weight")
@@ -206,19 +207,15 @@ class MetaModel:
     def tensors(self) -> Tensors:
         """All tensors in the order of Hugging Face's names. Raises UsageError for a name that no
         Llama has."""
-        found: Tensors = {}
+        found: dict[str, str] = {}
         for name in self.shards[0]:
             if name == _COMPUTED or (name == "output.weight" and self._is_tied()):
                 continue
-            found[_renamed(name, self.folder)] = partial(self._made, name)
-        return dict(sorted(found.items()))
-
-    def _made(self, name: str) -> torch.Tensor:
-        """A tensor as Hugging Face has it."""
-        for end, n_heads in (("wq.weight", self.n_heads), ("wk.weight", self.n_kv_heads)):
-            if name.endswith(f"attention.{end}"):
-                return _as_halves(self._joined(name), n_heads)
-        return self._joined(name)
+            found[_renamed(name, self.folder)] = name
+        return {
+            name if name.endswith(_Q_AND_K) else renamed: partial(self._joined, name)
+            for renamed, name in sorted(found.items())
+        }
 
     def _joined(self, name: str) -> torch.Tensor:
         """A tensor, joined from its parts, as the converter's own lazy type, which computes when it
@@ -325,13 +322,6 @@ def _renamed(name: str, folder: Path) -> str:
     if name in _TOP:
         return _TOP[name]
     raise UsageError(f"{folder} has a tensor {name}, which a plain Llama has not")
-
-
-def _as_halves(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
-    """Rows in Hugging Face's order: of each head the even ones, then the odd ones."""
-    rows, columns = weight.shape
-    pairs = weight.reshape(n_heads, rows // n_heads // 2, 2, columns)
-    return pairs.transpose(1, 2).reshape(rows, columns)
 
 
 def _is_sentencepiece(path: Path) -> bool:

@@ -310,7 +310,7 @@ def import_model(
     type_: str | None = None,
     *,
     force: bool = False,
-    on_progress: OnProgress = lambda _done, _total: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> ModelFile | None:
     """Write the model or adapter of `source` to `output`; returns the model, None for an adapter.
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.lab.quality.divergence import Outputs, Scores
 from llamacpp_instr.llama.crashes import last_words
 from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedModel, ModelContext
@@ -172,7 +173,7 @@ def compare_outputs(
     files: Sequence[ModelFile],
     text: str | None,
     options: OutputOptions,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> Outputs:
     """The perplexity of a reference (the first of `files`) and of candidates (the others), and the
     divergence of each candidate on `text`, or on text that the reference writes if it is None.
@@ -204,8 +205,7 @@ def compare_outputs(
         def advance(n: int) -> None:
             nonlocal done
             done += n
-            if on_progress:
-                on_progress(done, total)
+            on_progress(done, total)
 
         scores = Scores([str(model.path) for model in models])
         if cut is None:

@@ -186,7 +186,7 @@ class Quantizer(Child):
         outputs: Sequence[Path],
         *,
         force: bool = False,
-        on_progress: OnProgress | None = None,
+        on_progress: OnProgress = lambda *_: None,
     ) -> list[QuantizeResult]:
         """Write the file of each plan to the path of `outputs` with the same index.
 
@@ -201,8 +201,7 @@ class Quantizer(Child):
             done = list(accumulate(sizes, initial=done[-1]))
 
             def on_tensor(index: int, _count: int, done: list[int] = done) -> None:
-                if on_progress:
-                    on_progress(done[max(index - 1, 0)], total)
+                on_progress(done[max(index - 1, 0)], total)
 
             with new_model(output, force) as temporary:
                 self._run(plan.file_type, temporary, dry_run=False, on_tensor=on_tensor)
@@ -216,7 +215,7 @@ class Quantizer(Child):
         output: Path,
         *,
         dry_run: bool,
-        on_tensor: OnProgress = lambda _index, _count: None,
+        on_tensor: OnProgress = lambda *_: None,
     ) -> list[tuple[int, str]]:
         """The log of a quantization, as (level, text); raises an error if it failed."""
         options = self.options

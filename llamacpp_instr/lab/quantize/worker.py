@@ -25,84 +25,75 @@ _VALUE_BYTES = 127  # maximum of a string in `llama_model_kv_override`
 
 
 def main() -> None:
-    serve(lambda request, answer: _quantizer(answer).run(request), remove_output)
+    serve(_quantize, remove_output)
 
 
-class _Quantizer:
-    """llama.cpp's quantizer, with its log as answers."""
+def _quantize(request: Request, answer: Answer) -> int:
+    """The return value of `llama_model_quantize`: 0 on success. Its log becomes answers."""
+    lib = native.import_llama_cpp().llama_cpp
+    params = lib.llama_model_quantize_default_params()
+    _check_layout(params)
+    for name, value in request["params"].items():
+        if value is not None:
+            setattr(params, name, value)
+    overrides = [
+        lib.llama_model_tensor_override(os.fsencode(pattern), number)
+        for pattern, number in request["tensor_types"]
+    ]
+    if overrides:
+        overrides.append(lib.llama_model_tensor_override(None, 0))
+        params.tt_overrides = (lib.llama_model_tensor_override * len(overrides))(*overrides)
+    if request["imatrix"] is not None:
+        _add_imatrix(lib, params, request["imatrix"])
+    lines = LogLines()
 
-    def __init__(self, answer: Answer) -> None:
-        self.lib = native.import_llama_cpp().llama_cpp
-        _check_layout(self.lib)
-        self.answer = answer
-        self.lines = LogLines()
+    @lib.llama_log_callback  # type: ignore[untyped-decorator]
+    def log(level: int, text: bytes, _user_data: int) -> None:
+        piece = text.decode(errors="replace")
+        if not lines.begun and (match := PROGRESS.match(piece)):
+            answer("progress", int(match[1]), int(match[2]))
+        for line in lines.completed(level, piece):
+            answer("log", *line)
 
-        @self.lib.llama_log_callback  # type: ignore[untyped-decorator]
-        def log(level: int, text: bytes, _user_data: int) -> None:
-            self.receive(level, text.decode(errors="replace"))
-
-        self.log = log  # the library does not keep a reference
-        self.lib.llama_log_set(log, None)
-
-    def receive(self, level: int, text: str) -> None:
-        if not self.lines.begun and (match := PROGRESS.match(text)):
-            self.answer("progress", int(match[1]), int(match[2]))
-        for line in self.lines.completed(level, text):
-            self.answer("log", *line)
-
-    def run(self, request: Request) -> int:
-        """The return value of `llama_model_quantize`: 0 on success."""
-        lib = self.lib
-        params = lib.llama_model_quantize_default_params()
-        for name, value in request["params"].items():
-            if value is not None:
-                setattr(params, name, value)
-        overrides = [
-            lib.llama_model_tensor_override(os.fsencode(pattern), number)
-            for pattern, number in request["tensor_types"]
-        ]
-        if overrides:
-            overrides.append(lib.llama_model_tensor_override(None, 0))
-            params.tt_overrides = (lib.llama_model_tensor_override * len(overrides))(*overrides)
-        if request["imatrix"] is not None:
-            self.add_imatrix(params, request["imatrix"])
-        source, output = os.fsencode(request["source"]), os.fsencode(request["output"])
+    lib.llama_log_set(log, None)
+    source, output = os.fsencode(request["source"]), os.fsencode(request["output"])
+    try:
         return int(lib.llama_model_quantize(source, output, ctypes.byref(params)))
+    finally:
+        lib.llama_log_set(lib.llama_log_callback(), None)
 
-    def add_imatrix(self, params: Any, path: str) -> None:
-        lib = self.lib
-        matrix = _load_imatrix(Path(path))
-        floats = ctypes.POINTER(ctypes.c_float)
-        entries = [
-            lib.llama_model_imatrix_data(name.encode(), values.ctypes.data_as(floats), values.size)
-            for name, values in matrix.entries.items()
-        ]
-        entries.append(lib.llama_model_imatrix_data(None, None, 0))
-        params.imatrix = (lib.llama_model_imatrix_data * len(entries))(*entries)
-        overrides = []
-        for key, value in matrix.metadata().items():
-            override = lib.llama_model_kv_override(_INT, key.encode())
-            if isinstance(value, str):
-                override.tag = _STR
-                override.value.val_str = os.fsencode(value)[:_VALUE_BYTES]
-            else:
-                override.value.val_i64 = value
-            overrides.append(override)
-        overrides.append(lib.llama_model_kv_override())
-        # the library only reads through this pointer, although its type is not const
-        array = (lib.llama_model_kv_override * len(overrides))(*overrides)
-        params.kv_overrides = ctypes.cast(array, type(params.kv_overrides))
-        params._kept = (matrix, array)
+
+def _add_imatrix(lib: Any, params: Any, path: str) -> None:
+    matrix = _load_imatrix(Path(path))
+    floats = ctypes.POINTER(ctypes.c_float)
+    entries = [
+        lib.llama_model_imatrix_data(name.encode(), values.ctypes.data_as(floats), values.size)
+        for name, values in matrix.entries.items()
+    ]
+    entries.append(lib.llama_model_imatrix_data(None, None, 0))
+    params.imatrix = (lib.llama_model_imatrix_data * len(entries))(*entries)
+    overrides = []
+    for key, value in matrix.metadata().items():
+        override = lib.llama_model_kv_override(_INT, key.encode())
+        if isinstance(value, str):
+            override.tag = _STR
+            override.value.val_str = os.fsencode(value)[:_VALUE_BYTES]
+        else:
+            override.value.val_i64 = value
+        overrides.append(override)
+    overrides.append(lib.llama_model_kv_override())
+    # the library only reads through this pointer, although its type is not const
+    array = (lib.llama_model_kv_override * len(overrides))(*overrides)
+    params.kv_overrides = ctypes.cast(array, type(params.kv_overrides))
+    params._kept = (matrix, array)
 
 
 # the same for all requests, because they are for one model
 _load_imatrix = functools.cache(load_imatrix)
-_quantizer = functools.cache(_Quantizer)
 
 
-def _check_layout(lib: Any) -> None:
+def _check_layout(params: Any) -> None:
     """The parameters are a struct: with another layout the library would read wrong fields."""
-    params = lib.llama_model_quantize_default_params()
     # the defaults of llama_model_quantize_default_params, first to last field
     expected = (0, 7, True, 8 << 30)
     found = (params.nthread, params.ftype, params.quantize_output_tensor, params.max_buf_size)

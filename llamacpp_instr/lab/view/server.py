@@ -6,7 +6,7 @@ Invariant: everything lies under the random name of `serving`; requests only rea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -14,19 +14,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.view.tensors import MEASURES, Floats, Measure, Missing, Tensors
+from llamacpp_instr.lab.view.tensors import Floats, Missing, Tensors
 from llamacpp_instr.report.serving import LoopbackServer, page_routes
 
 FILES = {
-    "weights.js": ("weights.js", "text/javascript"),
-    "panes.js": ("panes.js", "text/javascript"),
-    "colors.js": ("colors.js", "text/javascript"),
-    "figures.js": ("figures.js", "text/javascript"),
-    "weights.css": ("weights.css", "text/css"),
+    name: (name, "text/css" if name.endswith(".css") else "text/javascript")
+    for name in ("weights.js", "panes.js", "colors.js", "figures.js", "weights.css")
 }
 """of a page that calls `mount` of weights.js; it also needs uPlot"""
-
-
 PAGE = {"": ("page.html", "text/html"), "main.js": ("main.js", "text/javascript")}
 CHARTS = {"uplot.js": ("uplot.js", "text/javascript"), "uplot.css": ("uplot.css", "text/css")}
 
@@ -36,37 +31,31 @@ def weight_routes(tensors: Tensors) -> list[BaseRoute]:
     their shape is in the header `X-Shape`."""
 
     def tile(request: Request) -> Response:
-        at = request.path_params
-        return _floats(
-            tensors.tile(
-                at["tensor"], at["which"], _measure(at), at["level"], at["row"], at["column"]
-            )
-        )
+        return _floats(tensors.tile(**request.path_params))
 
     def vector(request: Request) -> Response:
-        values, step = tensors.vector(request.path_params["tensor"], request.path_params["which"])
+        values, step = tensors.vector(**request.path_params)
         return _floats(values, **{"X-Step": f"{step}"})
 
     def limits(request: Request) -> Response:
-        at = request.path_params
-        return JSONResponse(tensors.limits(at["tensor"], at["which"], _measure(at)))
+        return JSONResponse(tensors.limits(**request.path_params))
 
     def details(request: Request) -> Response:
-        return JSONResponse(tensors.details(request.path_params["tensor"]))
+        return JSONResponse(tensors.details(**request.path_params))
 
     def figures(request: Request) -> Response:
         begin = request.query_params.get("begin", "0")
         return JSONResponse(tensors.figures(int(begin) if begin.isdecimal() else 0))
 
-    place = "{measure}/{tensor:int}/{which:int}/{level:int}/{row:int}/{column:int}"
+    matrix, at = "{number:int}/{which:int}", "{level:int}/{row:int}/{column:int}"
     return [
         *page_routes("llamacpp_instr.lab.view", FILES),
         Route("/tensors", _answered(lambda _: JSONResponse(tensors.listing()))),
         Route("/figures", _answered(figures)),
-        Route("/tensor/{tensor:int}", _answered(details)),
-        Route("/limits/{measure}/{tensor:int}/{which:int}", _answered(limits)),
-        Route("/vector/{tensor:int}/{which:int}", _answered(vector)),
-        Route(f"/tile/{place}", _answered(tile)),
+        Route("/tensor/{number:int}", _answered(details)),
+        Route("/limits/{measure}/" + matrix, _answered(limits)),
+        Route("/vector/" + matrix, _answered(vector)),
+        Route("/tile/{measure}/" + matrix + "/" + at, _answered(tile)),
     ]
 
 
@@ -82,13 +71,6 @@ def _answered(answer: Callable[[Request], Response]) -> Any:
             return PlainTextResponse("there is no such tensor, matrix or tile", 404)
 
     return answered
-
-
-def _measure(at: Mapping[str, Any]) -> Measure:
-    for measure in MEASURES:
-        if measure == at["measure"]:
-            return measure
-    raise Missing
 
 
 def _floats(values: Floats, **headers: str) -> Response:

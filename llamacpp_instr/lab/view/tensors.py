@@ -6,7 +6,8 @@ column. A cell shows one of `MEASURES` of its weights: the one with the largest 
 or their root mean square. It is NaN if one of them is.
 
 Invariant: memory is bounded. Levels from `base` on, which have at most `BASE_CELLS` cells, are
-computed together in one pass; tiles of finer levels read their own weights; the cache forgets.
+computed together in one pass; tiles of finer levels read their own weights; of both, those that
+were asked for last are kept.
 Figures are measured once, in the background, in the order of the file.
 """
 
@@ -15,11 +16,10 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -46,12 +46,8 @@ SAMPLED = 64
 """rows from which the range of the weights is estimated"""
 WITHIN = 99.9
 """percent of the cells of a level that have a colour of their own; others have the ends'"""
-
-
-Array: TypeAlias = "NDArray[Any]"
-
-MAX_BYTES = 1 << 27
-"""of the arrays that are kept"""
+BASES, TILES = 8, 256
+"""that are kept, of those that were asked for last: at most 64 MiB each"""
 
 Source: TypeAlias = "tuple[ModelFile, WeightReader]"
 
@@ -130,7 +126,7 @@ def compute_tile(
         return _shown(cells, matrix, level, measure, top, left).astype(np.float32, copy=False)
 
 
-def color_limits(matrix: Matrix, measure: Measure, base: Callable[[], Cells]) -> list[float]:
+def color_limits(matrix: Matrix, base: Callable[[], Cells], measure: Measure) -> list[float]:
     """The size at which colours end, for each level: `WITHIN` percent of the cells are smaller.
 
     For level 0 it is estimated from `SAMPLED` rows; between it and `matrix.base` it is interpolated
@@ -205,44 +201,6 @@ def _shown(
     return shown
 
 
-class Cache:
-    """The arrays that were asked for last. Those who ask for one at the same time share its
-    computation."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, Future[Array]] = OrderedDict()
-        self.n_bytes = 0
-
-    def get(self, key: Hashable, compute: Callable[[], Array]) -> Array:
-        """The array of `key`; `compute` makes it unless it is kept. An error is not kept."""
-        with self._lock:
-            found = self._kept.get(key)
-            if found is None:
-                own = self._kept[key] = Future()
-            else:
-                self._kept.move_to_end(key)
-        if found is not None:
-            return found.result()
-        try:
-            array = compute()
-        except BaseException as error:
-            with self._lock:
-                del self._kept[key]
-            own.set_exception(error)
-            raise
-        own.set_result(array)
-        with self._lock:
-            self.n_bytes += array.nbytes
-            done = [key for key, of in self._kept.items() if of.done() and of is not own]
-            for key in done:
-                if self.n_bytes <= self._max_bytes:
-                    break
-                self.n_bytes -= self._kept.pop(key).result().nbytes
-        return array
-
-
 class Missing(Exception):
     """There is no such tensor, matrix or tile."""
 
@@ -257,7 +215,10 @@ class Tensors:
         self._sources = [model] if original is None else [model, original]
         self._weights = model[0].weights
         self._threads = threads
-        self._cache = Cache(MAX_BYTES)
+        self._base = lru_cache(BASES)(self._compute_base)
+        self._computing: dict[Hashable, threading.Lock] = {}
+        self.tile = lru_cache(TILES)(self._tile)
+        self.limits = lru_cache(TILES)(self._limits)
         self._figures: list[dict[str, Any]] = []
         self._starting = threading.Lock()
         self._stopped = threading.Event()
@@ -314,45 +275,45 @@ class Tensors:
             ],
         }  # fmt: skip
 
-    def tile(
+    def _tile(
         self, number: int, which: int, measure: Measure, level: int, row: int, column: int
     ) -> Floats:
         """(rows, columns) the cells of a tile."""
-        matrix = self._matrix(number, which)
+        matrix, base = self._cells(number, which, measure)
         if not matrix.has(level, row, column):
             raise Missing
-        base = self._base(matrix, number, which, measure)
-        return self._cache.get(
-            ("tile", number, which, measure, level, row, column),
-            lambda: compute_tile(matrix, measure, base, level, row, column),
-        )
+        return compute_tile(matrix, measure, base, level, row, column)
 
-    def limits(self, number: int, which: int, measure: Measure) -> list[float]:
+    def _limits(self, number: int, which: int, measure: Measure) -> list[float]:
         """The sizes at which colours end, by level."""
-        matrix = self._matrix(number, which)
-        base = self._base(matrix, number, which, measure)
-        found = self._cache.get(
-            ("limits", number, which, measure),
-            lambda: np.array(color_limits(matrix, measure, base)),
-        )
-        return list(map(float, found))
+        return color_limits(*self._cells(number, which, measure), measure)
 
     def vector(self, number: int, which: int) -> tuple[Floats, int]:
         """The elements of a tensor with a single row, and 1; of a very long one the largest of so
         many neighbours, and how many."""
-        matrix = self._matrix(number, which)
+        matrix, base = self._cells(number, which, "largest")
         if matrix.n_rows != 1:
             raise Missing
         if not matrix.base:
             return matrix.read(0, 1, 0, matrix.n_columns)[0], 1
-        base = self._base(matrix, number, which, "largest")
         return base()[0].astype(np.float32), 1 << matrix.base
 
-    def _base(
-        self, matrix: Matrix, number: int, which: int, measure: Measure
-    ) -> Callable[[], Cells]:
-        compute = partial(compute_base, matrix, measure, self._threads)
-        return lambda: self._cache.get(("base", number, which, measure), compute)
+    def _cells(
+        self, number: int, which: int, measure: Measure
+    ) -> tuple[Matrix, Callable[[], Cells]]:
+        """A matrix, and the cells of its base: those who ask for them at once share a pass."""
+        if measure not in MEASURES:
+            raise Missing
+        at = number, which, measure
+
+        def base() -> Cells:
+            with self._computing.setdefault(at, threading.Lock()):
+                return self._base(*at)
+
+        return self._matrix(number, which), base
+
+    def _compute_base(self, number: int, which: int, measure: Measure) -> Cells:
+        return compute_base(self._matrix(number, which), measure, self._threads)
 
     def _matrix(self, number: int, which: int) -> Matrix:
         shown, _ = self._versions(number)

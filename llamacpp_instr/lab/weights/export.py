@@ -49,7 +49,7 @@ def write_npz(
     reader: WeightReader,
     weights: Sequence[Weight],
     raw: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> None:
     """Writes tensors as float32 or, if `raw`, their stored bytes as uint8 (rows, bytes of a row).
     `__metadata__` has each one's type and shape. Progress is in bytes of the model."""
@@ -65,8 +65,7 @@ def write_npz(
                 for part in reader.bytes(weight) if raw else reader.pieces(weight):
                     out.write(part.data)
                     done += weight.type.row_bytes(part.size) if not raw else part.size
-                    if on_progress is not None:
-                        on_progress(done, total)
+                    on_progress(done, total)
         with archive.open(zipfile.ZipInfo(f"{METADATA}.npy"), "w") as out:
             np.lib.format.write_array(out, np.array(_metadata(weights)))
 
@@ -76,7 +75,7 @@ def write_safetensors(
     reader: WeightReader,
     weights: Sequence[Weight],
     raw: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> None:
     """Writes to the existing file `path` what `write_npz` writes; the header has the metadata as
     `tensors`. The float32 need as much room again in a temporary file beside it. Raises
@@ -95,8 +94,7 @@ def write_safetensors(
             for part in reader.pieces(weight):
                 scratch.write(part.data)
                 done += weight.type.row_bytes(part.size)
-                if on_progress is not None:
-                    on_progress(done, total)
+                on_progress(done, total)
             shape = weight.ne[::-1]
             if not weight.n_elements:
                 arrays[weight.name] = np.empty(shape, np.float32)

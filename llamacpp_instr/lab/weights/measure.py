@@ -61,7 +61,7 @@ class Job(Generic[Part, Whole]):
 
 
 def work(
-    jobs: Sequence[Job[Part, Whole]], threads: int, on_progress: OnProgress | None = None
+    jobs: Sequence[Job[Part, Whole]], threads: int, on_progress: OnProgress = lambda *_: None
 ) -> Iterator[Whole]:
     """What the jobs joined, in order; `threads` pieces are computed at once. `on_progress` gets
     (bytes read, bytes to read). No new piece is started after an error or Ctrl-C."""
@@ -80,8 +80,7 @@ def work(
             parts = []
             for piece in pieces:
                 parts.append(piece.result())
-                if on_progress:
-                    on_progress(done + job.n_bytes * len(parts) // len(pieces), total)
+                on_progress(done + job.n_bytes * len(parts) // len(pieces), total)
             done += job.n_bytes
             yield job.join(parts)
     finally:
@@ -313,7 +312,7 @@ class WeightReader:
         self,
         weights: Sequence[Weight],
         threads: int | None = None,
-        on_progress: OnProgress | None = None,
+        on_progress: OnProgress = lambda *_: None,
     ) -> Iterator[WeightStats]:
         """The figures of tensors, in order. `threads` pieces are computed at once, by default one
         per CPU; the result does not depend on it. `on_progress` gets (bytes read, bytes to read).
@@ -385,7 +384,7 @@ def compute_weight_errors(
     reference: ModelFile,
     candidate: ModelFile,
     threads: int | None = None,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> list[WeightError]:
     """The error of every tensor of `candidate` against `reference`, in the file's order. `threads`
     and `on_progress` as in `WeightReader.measure`.

@@ -143,7 +143,7 @@ class BlockStats:
 
 
 def compute_block_stats(
-    weight: Weight, reference: Weight | None = None, on_progress: OnProgress | None = None
+    weight: Weight, reference: Weight | None = None, on_progress: OnProgress = lambda *_: None
 ) -> BlockStats:
     """Statistics of all blocks of a tensor that passed `blocks.check_openable`.
 
@@ -173,8 +173,7 @@ def compute_block_stats(
                 errors.add(
                     begin, blocks, load_values(reference, begin * type_.block, n * type_.block)
                 )
-            if on_progress is not None:
-                on_progress((begin + n) * type_.block_bytes, weight.n_bytes)
+            on_progress((begin + n) * type_.block_bytes, weight.n_bytes)
     counted = {
         name: CodeCounts(codes, by_byte[name][np.arange(codes.low, codes.high + 1) & 0xFF])
         for name, codes in ranges.items()
