@@ -15,7 +15,7 @@ from llamacpp_instr.converters.analyses.stored_weights import (
     stored_in_file,
 )
 from llamacpp_instr.converters.analyses.tables import header, without
-from llamacpp_instr.model.fallback import find_fallbacks, has_mixture
+from llamacpp_instr.lab.quantize.plan import find_fallbacks, has_mixture
 from llamacpp_instr.model.file import ModelFile, find_obstacles, kind_of
 from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
 from llamacpp_instr.model.hyper_parameters import find_contradictions

@@ -403,8 +403,7 @@ def _show_weights(
 ) -> None:
     """Serve the page until Ctrl-C."""
     need("live")
-    from llamacpp_instr.lab.view.server import WeightsServer
-    from llamacpp_instr.lab.view.tensors import Tensors
+    from llamacpp_instr.lab.view.tensors import Tensors, WeightsServer
     from llamacpp_instr.lab.weights.measure import WeightReader
     from llamacpp_instr.llama.threads import usable_cpus
 

@@ -15,7 +15,7 @@ from llamacpp_instr.diverge.run import Divergences, TensorError
 from llamacpp_instr.diverge.shares import Shares
 from llamacpp_instr.model.file import role_of
 from llamacpp_instr.report.charts import Chart, lines_by_layer, map_by_layer
-from llamacpp_instr.report.report import Cell, Column, Report, columns_of, known, shown
+from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of, known, shown
 
 MOST = 10
 """rows of a table of the worst, in text"""
@@ -46,9 +46,9 @@ def divergence_reports(
     causes = _worst(found, most)
     if found.shares is not None:
         causes = _shares(found.shares, None if every_row else MOST_SHARES)
-    reports = [_by_layer(found, a, b, bound), causes, _channels(found.errors, most)]
-    reports.append(_positions(found, most))
-    return [*reports, all_tensors(found.errors)] if every_row else reports
+    layers, channels = _by_layer(found, a, b, bound), _channels(found.errors, most)
+    every = [all_tensors(found.errors)] if every_row else []
+    return [layers, causes, channels, _positions(found, most), *every]
 
 
 def all_tensors(errors: Sequence[TensorError]) -> Report:
@@ -168,13 +168,12 @@ def _worst(found: Divergences, most: int | None) -> Report:
         [_name(e), e.op, e.layer, added[i], ", ".join(e.weights)]
         for i, e in ((i, errors[i]) for i in order[:most])
     ]
-    report = Report("Ops that add the most error", columns, rows)
-    report.notes.append(
+    note = (
         "Of the ops that read a weight that differs. added: the error that is not that of the op's"
         " sources; with it, their squares give the square of the relative error. --why measures"
         " what each weight costs."
     )
-    return report
+    return Report("Ops that add the most error", columns, rows, [note])
 
 
 def _channels(errors: Sequence[TensorError], most: int | None) -> Report:
@@ -193,12 +192,11 @@ def _channels(errors: Sequence[TensorError], most: int | None) -> Report:
         Column("tensor"), Column("layer", "layer"), Column("channel", "id"),
         Column("squared error", "fraction"), *columns_of("number", "× mean", "relative error"),
     ]  # fmt: skip
-    report = Report("Outlier channels", columns, rows[:most])
-    report.notes.append(
+    note = (
         "The channel of each tensor that has most of its squared error: its part of that of all"
         " channels, and how many times their mean that is."
     )
-    return report
+    return Report("Outlier channels", columns, rows[:most], [note])
 
 
 def _positions(found: Divergences, most: int | None) -> Report:
@@ -233,24 +231,20 @@ def _shares(shares: Shares, most: int | None) -> Report:
         Column("weight of B"), Column("layer", "layer"), Column("KL divergence", "nats"),
         Column("share", "share"),
     ]  # fmt: skip
-    report = Report("Why: the KL divergence of A with weights of B", columns, rows, labels=2)
-    report.figures = {
+    of_whole = f", {100 * total / shares.whole:.0f} % of it" if shares.whole > 0 else ""
+    notes = [
+        f"With all weights of B it is {shown(shares.whole, 'nats')} nats; the shares add up to"
+        f" {shown(total, 'nats')}{of_whole}.",
+        f"{shares.exchanges:,} exchanges were measured; groups of less than 1 % were not divided.",
+    ]
+    figures: Figures = {
         "sum": (total, "nats"),
         "all exchanged": (shares.whole, "nats"),
         "exchanges": (shares.exchanges, "count"),
     }
-    if not shares.shares:
-        report.notes.append("All weights are the same.")
-        return report
-    of_whole = f", {100 * total / shares.whole:.0f} % of it" if shares.whole > 0 else ""
-    report.notes.append(
-        f"With all weights of B it is {shown(shares.whole, 'nats')} nats; the shares add up to"
-        f" {shown(total, 'nats')}{of_whole}."
-    )
-    report.notes.append(
-        f"{shares.exchanges:,} exchanges were measured; groups of less than 1 % were not divided."
-    )
-    return report
+    title = "Why: the KL divergence of A with weights of B"
+    notes = notes if shares.shares else ["All weights are the same."]
+    return Report(title, columns, rows, notes, figures=figures, labels=2)
 
 
 def _added(errors: Sequence[TensorError]) -> list[float | None]:

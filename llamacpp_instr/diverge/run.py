@@ -405,8 +405,8 @@ class Pair:
                 at = 0
                 while at < len(chunk):
                     # the first part, a single token, shows how much memory a token takes
-                    n = min(_fitting(comparison.max_bytes, per_token, at), contexts[0].n_batch)
-                    part = chunk[at : at + (n if per_token else 1)]
+                    n = _fitting(comparison.max_bytes, per_token, at)
+                    part = chunk[at : at + min(n, contexts[0].n_batch)]
                     for side, context in enumerate(contexts):
                         comparison.of_b = bool(side)
                         context.decode(part, all_logits=True)

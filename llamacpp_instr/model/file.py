@@ -17,14 +17,7 @@ from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.output import file_mode
-from llamacpp_instr.model.header import (
-    ARRAY,
-    ArrayInfo,
-    Header,
-    Scalar,
-    quoted,
-    read_header,
-)
+from llamacpp_instr.model.header import ARRAY, ArrayInfo, Header, Scalar, quoted, read_header
 from llamacpp_instr.model.types import FILE_TYPES, TYPES, GgmlType, type_of
 
 DEMO = "demo"
@@ -32,8 +25,6 @@ DEMO = "demo"
 
 _MAX_PARTS = 0xFFFF  # split.count has 16 bits
 _SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf$")
-
-
 _LAYER = re.compile(r"\b(?:blk|posnet|convnext)\.(\d+)\.")
 # llama.cpp adds this to a file type that it guessed (LLAMA_FTYPE_GUESSED)
 _GUESSED = 1024

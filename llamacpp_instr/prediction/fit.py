@@ -40,8 +40,6 @@ Floats = NDArray[np.float64]
 
 QUIET = 0.25
 """the quantile of equal computes that counts: other processes only make them slower"""
-
-
 TOGETHER = 32
 """consecutive positions whose decodes count as equal"""
 

@@ -32,12 +32,7 @@ from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.graph.timeline import PlanTimeline
 from llamacpp_instr.log.schema import Graph, Plan
-from llamacpp_instr.prediction.probe.file import (
-    KernelModel,
-    OtherCost,
-    Probe,
-    ProductCost,
-)
+from llamacpp_instr.prediction.probe.file import KernelModel, OtherCost, Probe, ProductCost
 
 Floats = NDArray[np.float64]
 

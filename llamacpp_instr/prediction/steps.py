@@ -43,7 +43,7 @@ MOST_TOKENS = 1 << 16
 
 def trained_tokens(model: ModelFile) -> int:
     """The length of the contexts that the model was trained on, or MOST_TOKENS."""
-    trained = model.metadata.get(f"{model.architecture}.context_length")
+    trained = model.hyper_parameter("context_length")
     return trained if isinstance(trained, int) and trained > 0 else MOST_TOKENS
 
 
@@ -71,19 +71,16 @@ def usual_steps(path: str, probe: Probe) -> tuple[PredictedStep, PredictedStep]:
     `planned_steps` and `predict_kernels`."""
     model = load_model_file(path)
     trained = trained_tokens(model)
-    shapes = [
-        UbatchShape(1, min(DEFAULT_TOKENS, trained - 1)),
-        UbatchShape(min(DEFAULT_TOKENS, trained)),
-    ]
-    decode, prefill = planned_steps(model, ContextOptions(), shapes)
-
-    def predicted(what: str, of: PlannedStep) -> PredictedStep:
-        return PredictedStep(what, of.graph, of.plan, of.ubatch(1), of.predict(probe, 1))
-
-    return (
-        predicted(f"decode after {shapes[0].past}", decode),
-        predicted(f"prefill of {shapes[1].tokens}", prefill),
+    past, tokens = min(DEFAULT_TOKENS, trained - 1), min(DEFAULT_TOKENS, trained)
+    decode, prefill = (
+        PredictedStep(what, of.graph, of.plan, of.ubatch(1), of.predict(probe, 1))
+        for what, of in zip(
+            (f"decode after {past}", f"prefill of {tokens}"),
+            planned_steps(model, ContextOptions(), [UbatchShape(1, past), UbatchShape(tokens)]),
+            strict=True,
+        )
     )
+    return decode, prefill
 
 
 def planned_steps(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.converters.analyses.inspect import compute_inspection
-from llamacpp_instr.model.fallback import find_fallbacks
+from llamacpp_instr.lab.quantize.plan import find_fallbacks
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests.kit import native_kit, tiny_models
 

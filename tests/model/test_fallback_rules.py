@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from llamacpp_instr.model.fallback import find_fallbacks, has_mixture
+from llamacpp_instr.lab.quantize.plan import find_fallbacks, has_mixture
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from tests.kit.gguf_files import save

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from llamacpp_instr.base.errors import InstrError
-from llamacpp_instr.lab.quality.divergence import SHARES, Divergence, Scores, compute_perplexity
+from llamacpp_instr.lab.quality.divergence import SHARES, Divergence, Scores, compute_divergence
 
 LOGITS = arrays(
     np.float32, (7, 11), elements=st.floats(-50, 50, width=32), fill=st.floats(-50, 50, width=32)
@@ -40,7 +40,7 @@ def test_perplexity_is_the_inverse_of_the_geometric_mean_of_the_probabilities() 
 
 def test_the_error_is_that_of_the_mean_times_the_perplexity() -> None:
     nll = np.array([1, 2, 3, 4, 5, 6] * 2, np.float32)
-    estimate = compute_perplexity(nll)
+    estimate = compute_divergence(nll, nll, np.zeros_like(nll), nll == nll).perplexity
     assert estimate.value == pytest.approx(math.exp(3.5))
     assert estimate.error == pytest.approx(math.exp(3.5) * nll.std() / math.sqrt(11))
 

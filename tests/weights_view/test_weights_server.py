@@ -19,8 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.view.server import FILES, WeightsServer, weight_routes
-from llamacpp_instr.lab.view.tensors import Tensors
+from llamacpp_instr.lab.view.tensors import FILES, Tensors, WeightsServer, weight_routes
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.block_models import random_rows, write_blocks

@@ -30,8 +30,7 @@ from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.residual import most_probable
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import heat_map, read, tensor_at
-from llamacpp_instr.lab.view.server import CHARTS, weight_routes
-from llamacpp_instr.lab.view.tensors import Tensors
+from llamacpp_instr.lab.view.tensors import CHARTS, Tensors, weight_routes
 from llamacpp_instr.report.serving import LoopbackServer, page_routes
 
 SCRIPTS = ("page", "listing", "tensor", "looks", "parts")

@@ -38,8 +38,6 @@ _WORDS = (
 )
 """how the text is split before tokens are merged"""
 _BEGIN, _END = "<|begin_of_text|>", "<|end_of_text|>"
-
-
 Tensors = dict[str, Callable[[], torch.Tensor]]
 """name in the layout that the converter reads -> the function that joins the tensor"""
 

@@ -55,8 +55,6 @@ _MOST = {
 }
 """what a configuration can say, by the last word of a key. Real sizes are below 300,000"""
 _CONSOLIDATED = re.compile(r"consolidated\.(\d+)\.pth")
-
-
 LORA_SCRIPT = "convert_lora_to_gguf.py"
 _PARTS = ("conversion", "gguf-py", LORA_SCRIPT)
 """what is kept: the converter's classes, the gguf that they need, the script for adapters"""

@@ -108,14 +108,9 @@ def _convert_model(request: Request, files: list[Path]) -> None:
         raise UsageError(
             f"{folder}: llama.cpp's converter does not know the architecture {architecture}"
         ) from None
-    types = {
-        None: gguf.LlamaFileType.GUESSED,
-        "F32": gguf.LlamaFileType.ALL_F32,
-        "F16": gguf.LlamaFileType.MOSTLY_F16,
-        "BF16": gguf.LlamaFileType.MOSTLY_BF16,
-        "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-    }
-    model_class(folder, types[request["type"]], Path(request["output"])).write()
+    named = {None: "GUESSED", "F32": "ALL_F32"}
+    type_ = gguf.LlamaFileType[named.get(request["type"], f"MOSTLY_{request['type']}")]
+    model_class(folder, type_, Path(request["output"])).write()
 
 
 def _order_by_name(base: Any) -> None:

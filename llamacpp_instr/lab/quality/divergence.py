@@ -115,7 +115,7 @@ class Scores:
 
     def perplexity(self) -> Estimate:
         """The perplexity of the reference."""
-        return compute_perplexity(np.concatenate(self._nll[0]))
+        return _exp(_mean(np.concatenate(self._nll[0])))
 
     def divergences(self) -> list[Divergence]:
         """The divergence of each candidate, in order."""
@@ -126,11 +126,6 @@ class Scores:
             compute_divergence(reference, joined(nll), joined(kl), joined(same))
             for nll, kl, same in kept
         ]
-
-
-def compute_perplexity(nll: Floats) -> Estimate:
-    """The perplexity of tokens with these negative log likelihoods: exp of their mean."""
-    return _exp(_mean(nll))
 
 
 def compute_divergence(

@@ -34,7 +34,6 @@ of a single token, and eight chunks take as much memory as an ordinary context""
 
 _PADDING = 256
 
-
 DEFAULT_CTX = 512
 """tokens of a chunk, as in llama-perplexity"""
 

@@ -1,4 +1,5 @@
-"""What the page asks about the tensors of a model, and of the one that it was quantized from.
+"""The page of the tensors of a model, and of the one that it was quantized from: what it asks.
+Another page's server can mount its routes, too.
 
 A matrix is shown as tiles of several levels, like a map. A cell of level k covers 2^k by 2^k
 weights; level 0 has the weights. A tile has `SIDE` by `SIDE` cells, fewer at the end of a row or
@@ -7,8 +8,8 @@ or their root mean square. It is NaN if one of them is.
 
 Invariant: memory is bounded. Levels from `base` on, which have at most `BASE_CELLS` cells, are
 computed together in one pass; tiles of finer levels read their own weights; of both, those that
-were asked for last are kept.
-Figures are measured once, in the background, in the order of the file.
+were asked for last are kept. Figures are measured once, in the background, in the order of the
+file. Everything lies under the random name of `serving`; requests only read.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.lab.weights.blocks import sub_block_of
 from llamacpp_instr.lab.weights.figures import PERCENTS, WeightStats
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import ModelFile, Weight
+from llamacpp_instr.report.serving import LoopbackServer, page_routes
 
 Floats: TypeAlias = "NDArray[np.float32]"
 Cells: TypeAlias = "NDArray[Any]"
@@ -201,15 +207,14 @@ def _shown(
     return shown
 
 
-class Missing(Exception):
-    """There is no such tensor, matrix or tile."""
+_MISSING = "there is no such tensor, matrix or tile"
 
 
 class Tensors:
     """The tensors of a model, numbered in the order of its file. A tensor has up to three matrices:
     its own (0), that of the original (1), and the difference, own minus original (2).
 
-    What there is not raises `Missing`; a file that became shorter raises `UsageError`."""
+    What there is not raises `HTTPException`; a file that became shorter raises `UsageError`."""
 
     def __init__(self, model: Source, original: Source | None = None, threads: int = 1) -> None:
         self._sources = [model] if original is None else [model, original]
@@ -281,7 +286,7 @@ class Tensors:
         """(rows, columns) the cells of a tile."""
         matrix, base = self._cells(number, which, measure)
         if not matrix.has(level, row, column):
-            raise Missing
+            raise HTTPException(404, _MISSING)
         return compute_tile(matrix, measure, base, level, row, column)
 
     def _limits(self, number: int, which: int, measure: Measure) -> list[float]:
@@ -293,7 +298,7 @@ class Tensors:
         many neighbours, and how many."""
         matrix, base = self._cells(number, which, "largest")
         if matrix.n_rows != 1:
-            raise Missing
+            raise HTTPException(404, _MISSING)
         if not matrix.base:
             return matrix.read(0, 1, 0, matrix.n_columns)[0], 1
         return base()[0].astype(np.float32), 1 << matrix.base
@@ -303,7 +308,7 @@ class Tensors:
     ) -> tuple[Matrix, Callable[[], Cells]]:
         """A matrix, and the cells of its base: those who ask for them at once share a pass."""
         if measure not in MEASURES:
-            raise Missing
+            raise HTTPException(404, _MISSING)
         at = number, which, measure
 
         def base() -> Cells:
@@ -319,7 +324,7 @@ class Tensors:
         shown, _ = self._versions(number)
         weight = self._weights[number]
         if self._troubles[number] or not weight.n_elements or not 0 <= which <= 2 * len(shown) - 2:
-            raise Missing
+            raise HTTPException(404, _MISSING)
         reads = [
             partial(source[1].read, of) for of, source in zip(shown, self._sources, strict=False)
         ]
@@ -334,7 +339,7 @@ class Tensors:
     def _versions(self, number: int) -> tuple[list[Weight], list[str]]:
         """A tensor and, if it can be shown, that of the original; what is wrong with both."""
         if not 0 <= number < len(self._weights):
-            raise Missing
+            raise HTTPException(404, _MISSING)
         weight, trouble = self._weights[number], self._troubles[number]
         shown, troubles = [weight], [trouble] if trouble else []
         for model, reader in self._sources[1:]:
@@ -391,3 +396,77 @@ def _trouble(weight: Weight, reader: WeightReader) -> str:
     except UsageError as error:
         return str(error)
     return ""
+
+
+FILES = {
+    name: (name, "text/css" if name.endswith(".css") else "text/javascript")
+    for name in ("weights.js", "panes.js", "colors.js", "figures.js", "weights.css")
+}
+"""of a page that calls `mount` of weights.js; it also needs uPlot"""
+PAGE = {"": ("page.html", "text/html"), "main.js": ("main.js", "text/javascript")}
+CHARTS = {"uplot.js": ("uplot.js", "text/javascript"), "uplot.css": ("uplot.css", "text/css")}
+
+
+def weight_routes(tensors: Tensors) -> list[BaseRoute]:
+    """The files of the page's part, and what it asks. Numbers are little-endian float32, in rows;
+    their shape is in the header `X-Shape`."""
+
+    def route(
+        path: str, answer: Callable[..., Any], response: Callable[[Any], Response] = JSONResponse
+    ) -> Route:
+        """Its endpoint runs in a thread, because it computes; an error of a file is one line."""
+
+        def answered(request: Request) -> Response:
+            try:
+                return response(answer(**request.path_params))
+            except UsageError as error:
+                return PlainTextResponse(str(error), 409)
+
+        return Route(path, answered)
+
+    def vector(found: tuple[Floats, int]) -> Response:
+        return _floats(found[0], **{"X-Step": f"{found[1]}"})
+
+    def figures(request: Request) -> Response:
+        begin = request.query_params.get("begin", "0")
+        return JSONResponse(tensors.figures(int(begin) if begin.isdecimal() else 0))
+
+    matrix, at = "{number:int}/{which:int}", "{level:int}/{row:int}/{column:int}"
+    return [
+        *page_routes("llamacpp_instr.lab.view", FILES),
+        route("/tensors", tensors.listing),
+        Route("/figures", figures),
+        route("/tensor/{number:int}", tensors.details),
+        route("/limits/{measure}/" + matrix, tensors.limits),
+        route("/vector/" + matrix, tensors.vector, vector),
+        route("/tile/{measure}/" + matrix + "/" + at, tensors.tile, _floats),
+    ]
+
+
+def _floats(values: Floats, **headers: str) -> Response:
+    shape = ",".join(map(str, values.shape))
+    return Response(
+        values.astype("<f4").tobytes(), media_type="application/octet-stream",
+        headers={"X-Shape": shape, **headers},
+    )  # fmt: skip
+
+
+class WeightsServer(LoopbackServer):
+    """A server of tensors. Raises UsageError if the port is taken."""
+
+    def __init__(self, tensors: Tensors, port: int = 0) -> None:
+        super().__init__(port)
+        self._tensors = tensors
+
+    def run(self, started: Callable[[], None]) -> None:
+        """Serve until Ctrl-C or SIGTERM; `started` is called once it answers."""
+        own = [
+            *page_routes("llamacpp_instr.lab.view", PAGE),
+            *page_routes("llamacpp_instr.converters.live", CHARTS),
+            *weight_routes(self._tensors),
+        ]
+        self._tensors.start()
+        try:
+            self.serve(own, started)
+        finally:
+            self._tensors.stop()

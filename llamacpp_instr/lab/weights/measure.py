@@ -425,7 +425,7 @@ def compute_weight_errors(
 
 def _match(
     reference: ModelFile, candidate: ModelFile, dequantizer: Dequantizer
-) -> list[tuple[Weight, Weight, WeightError]]:
+) -> Iterator[tuple[Weight, Weight, WeightError]]:
     """Each tensor of both models, and what is known of its error before it is measured."""
     what = f"{candidate.path} and {reference.path} are not versions of the same model"
     if reference.architecture != candidate.architecture:
@@ -441,7 +441,6 @@ def _match(
     ]
     if only:
         raise UsageError(f"{what}: {'; '.join(only)}")
-    pairs = []
     for name, weight in ours.items():
         peer = theirs[name]
         if weight.ne != peer.ne:
@@ -460,8 +459,7 @@ def _match(
             n_bytes=weight.n_bytes if name in candidate.by_name else 0,
             skipped=f"{dequantizer.name} has no conversion of {lacking[0]}" if lacking else "",
         )
-        pairs.append((peer, weight, error))
-    return pairs
+        yield peer, weight, error
 
 
 def _weights(model: ModelFile, other: ModelFile) -> dict[str, Weight]:

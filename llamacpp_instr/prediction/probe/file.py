@@ -54,7 +54,6 @@ KernelShape = AttentionShape | ScaledNormShape
 PartTimes = dict[Part, float]
 """ns of each part, of all heads or rows together, on one thread"""
 
-
 Positive = Annotated[float, Meta(gt=0, lt=1e18)]
 Cost = Annotated[float, Meta(ge=0, lt=1e18)]
 Count = Annotated[int, Meta(ge=1, lt=2**53)]
