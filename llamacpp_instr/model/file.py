@@ -133,12 +133,10 @@ class ModelFile:
         """Bytes of all parts."""
         return sum(header.file_size for header in self.headers.values())
 
-    def check_has_weights(self) -> None:
-        """Raise `UsageError` for a file with only a vocabulary."""
+    def check_has_weights(self, why: str = "; nothing can be run with it") -> None:
+        """Raise `UsageError`, which ends with `why`, for a file with only a vocabulary."""
         if not self.weights:
-            raise UsageError(
-                f"{self.path} contains only a vocabulary, no weights; nothing can be run with it"
-            )
+            raise UsageError(f"{self.path} contains only a vocabulary, no weights{why}")
 
     def hyper_parameter(self, name: str) -> Scalar | None:
         """The value of `ARCHITECTURE.name`, such as `block_count`, or None."""

@@ -63,9 +63,7 @@ class Sample:
 def samples(session: Session, quantile: float = QUIET) -> list[Sample]:
     """The computes of a session at `detailed`, those with equal graphs and tokens together. The
     first of each is left out, because it builds the graph. `quantile` of them counts."""
-    steps = zip(
-        *(session.steps[name].tolist() for name in ("step", "pos", "begin", "end")), strict=True
-    )
+    steps = session.steps.tuples("step", "pos", "begin", "end")
     of_step = {step: (past, end - begin) for step, past, begin, end in steps}
     computes = session.computes.tuples("compute", "n_threads", "n_tokens", "step")
     known = {compute: (*of, *of_step.get(step, (0, 0))) for compute, *of, step in computes}

@@ -248,11 +248,8 @@ def joules_between(
     same = before.keys() & after.keys()
     if not same:
         return None
-    total = 0.0
-    for name in same:
-        used = after[name][0] - before[name][0]
-        total += used if used >= 0 else used + after[name][1]  # the counter began again
-    return total
+    # a counter that began again is below what it was
+    return sum((after[name][0] - before[name][0]) % after[name][1] for name in same)
 
 
 def measure_kernels(

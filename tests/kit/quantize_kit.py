@@ -7,12 +7,12 @@ import struct
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
 
-from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions, QuantizeResult
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from tests.kit.gguf_files import save
@@ -42,15 +42,22 @@ def plan_quantization(
         return quantizer.plan(file_type)
 
 
+class Quantized(NamedTuple):
+    path: Path
+    plan: QuantizationPlan
+
+
 def quantize_model(
     source: ModelFile,
     file_type: str,
     output: Path,
     options: QuantizeOptions = _DEFAULT,
     **how: Any,
-) -> QuantizeResult:
+) -> Quantized:
     with Quantizer(source, options) as quantizer:
-        return quantizer.write([quantizer.plan(file_type)], [output], **how)[0]
+        plan = quantizer.plan(file_type)
+        quantizer.write([plan], [output], **how)
+    return Quantized(output, plan)
 
 
 def write_model(

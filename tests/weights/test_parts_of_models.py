@@ -304,7 +304,7 @@ def test_a_grid_has_at_most_512_cells_each_way(
     rows: int, columns: int, cell: tuple[int, int], shape: tuple[int, int]
 ) -> None:
     weight = Weight("w", BY_NAME["Q8_0"], (32 * columns, rows), Path("m"), 0)
-    cells = _Cells(weight, 32)
+    cells = _Cells(weight)
     grid = cells.empty
     assert (grid.rows_per_cell, grid.sub_blocks_per_cell) == cell
     assert grid.cells.shape == shape

@@ -271,9 +271,8 @@ class MetaModel:
                 raise UsageError(f"{where} has no tensor {lacking[0]}, which its params.json needs")
         if any(shard.keys() != self.shards[0].keys() for shard in self.shards):
             raise UsageError(f"{where}: the shards have different tensors")
-        head = self.dim // self.n_heads
         found = self.shards[0]["layers.0.attention.wq.weight"].shape[0] * len(self.shards)
-        if found != head * self.n_heads:
+        if found != self.dim:
             raise UsageError(
                 f"{where}: {len(self.shards)} shards have {found} rows of Q where {self.dim} "
                 "belong; are shards missing?"

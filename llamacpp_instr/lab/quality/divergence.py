@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,9 +88,9 @@ class Scores:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
-        self._nll: list[list[Floats]] = [[] for _ in names]
-        self._kl: list[list[Floats]] = [[] for _ in names[1:]]
-        self._same_top: list[list[NDArray[np.bool_]]] = [[] for _ in names[1:]]
+        self._nll: list[Floats] = []
+        self._candidates: list[list[tuple[NDArray[Any], ...]]] = [[] for _ in names[1:]]
+        """of each: negative log likelihoods, KL divergences, whether the top token is the same"""
 
     def add(self, logits: Sequence[Floats], next_tokens: Integers) -> None:
         """Add some positions of a text: for each model, in the order of `names`, an array
@@ -102,29 +102,27 @@ class Scores:
         for rows in _slices(logits[0]):
             blocks = (_Block(*it) for it in zip(self.names, (x[rows] for x in logits), strict=True))
             reference = next(blocks)
-            self._nll[0].append(reference.nll(next_tokens[rows]))
-            for i, candidate in enumerate(blocks):
-                self._nll[i + 1].append(candidate.nll(next_tokens[rows]))
-                self._kl[i].append(reference.kl_divergence(candidate))
-                self._same_top[i].append(reference.top == candidate.top)
+            self._nll.append(reference.nll(next_tokens[rows]))
+            for kept, candidate in zip(self._candidates, blocks, strict=True):
+                same_top = reference.top == candidate.top
+                nll = candidate.nll(next_tokens[rows])
+                kept.append((nll, reference.kl_divergence(candidate), same_top))
 
     @property
     def n_tokens(self) -> int:
         """Number of tokens scored so far."""
-        return sum(map(len, self._nll[0]))
+        return sum(map(len, self._nll))
 
     def perplexity(self) -> Estimate:
         """The perplexity of the reference."""
-        return _exp(_mean(np.concatenate(self._nll[0])))
+        return _exp(_mean(np.concatenate(self._nll)))
 
     def divergences(self) -> list[Divergence]:
         """The divergence of each candidate, in order."""
-        reference = np.concatenate(self._nll[0])
-        kept = zip(self._nll[1:], self._kl, self._same_top, strict=True)
-        joined = np.concatenate
+        reference = np.concatenate(self._nll)
         return [
-            compute_divergence(reference, joined(nll), joined(kl), joined(same))
-            for nll, kl, same in kept
+            compute_divergence(reference, *(np.concatenate(of) for of in zip(*kept, strict=True)))
+            for kept in self._candidates
         ]
 
 

@@ -161,10 +161,7 @@ def check_comparison(files: Sequence[ModelFile], options: OutputOptions) -> None
     """Raise `UsageError` for errors that can be found without loading a model."""
     options.check()
     for file in files:
-        if not file.weights:
-            raise UsageError(
-                f"{file.path} contains only a vocabulary, no weights; it computes nothing"
-            )
+        file.check_has_weights("; it computes nothing")
         _check_same_vocabulary(files[0], file)
 
 

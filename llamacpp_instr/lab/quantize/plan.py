@@ -147,16 +147,6 @@ class QuantizationPlan:
         return any(tensor.needs_imatrix for tensor in self.tensors)
 
 
-@dataclass(frozen=True)
-class QuantizeResult:
-    """A file that was written."""
-
-    path: Path
-    file_bytes: int
-    plan: QuantizationPlan
-    """the written file has these types"""
-
-
 def parse_file_type(name: str) -> str:
     """llama-quantize's spelling of a file type; raises `UsageError` for an unknown one."""
     upper = name.strip().upper()

@@ -24,7 +24,6 @@ from llamacpp_instr.lab.quantize.plan import (
     WRITABLE,
     QuantizationPlan,
     QuantizeOptions,
-    QuantizeResult,
     finds,
     header_bytes,
     parse_file_type,
@@ -44,8 +43,7 @@ def check_source(source: ModelFile, options: QuantizeOptions) -> None:
     """Raises `UsageError` if the source cannot be quantized with these options."""
     for pattern, _ in options.tensor_types:
         regular_expression("--tensor-type", pattern)
-    if not source.weights:
-        raise UsageError(f"{source.path} contains only a vocabulary, no weights to quantize")
+    source.check_has_weights(" to quantize")
     alignment = source.metadata.get("general.alignment", 32)
     if alignment != 32:
         raise UsageError(
@@ -187,7 +185,7 @@ class Quantizer(Child):
         *,
         force: bool = False,
         on_progress: OnProgress = lambda *_: None,
-    ) -> list[QuantizeResult]:
+    ) -> None:
         """Write the file of each plan to the path of `outputs` with the same index.
 
         Raises `UsageError`, before the first file is started, for what cannot be done and for what
@@ -195,7 +193,7 @@ class Quantizer(Child):
         """
         check_outputs(self.source, plans, outputs, self.options, force)
         total = sum(plan.n_elements for plan in plans)
-        results, done = [], [0]
+        done = [0]
         for plan, output in zip(plans, outputs, strict=True):
             sizes = (tensor.weight.n_elements for tensor in plan.tensors)
             done = list(accumulate(sizes, initial=done[-1]))
@@ -206,8 +204,6 @@ class Quantizer(Child):
             with new_model(output, force) as temporary:
                 self._run(plan.file_type, temporary, dry_run=False, on_tensor=on_tensor)
                 check_came_true(plan, temporary)
-                results.append(QuantizeResult(output, temporary.stat().st_size, plan))
-        return results
 
     def _run(
         self,

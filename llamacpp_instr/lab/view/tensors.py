@@ -35,6 +35,7 @@ from llamacpp_instr.lab.weights.blocks import sub_block_of
 from llamacpp_instr.lab.weights.figures import PERCENTS, WeightStats
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import ModelFile, Weight
+from llamacpp_instr.report.report import known
 from llamacpp_instr.report.serving import LoopbackServer, page_routes
 
 Floats: TypeAlias = "NDArray[np.float32]"
@@ -374,19 +375,16 @@ def _figures(stats: WeightStats) -> dict[str, Any]:
         "kurtosis": moments.kurtosis, "norm": moments.norm,
         "zeros": stats.n_zero / moments.n if moments.n else math.nan,
     }  # fmt: skip
-    percentiles = {f"p{p:g}": of for p, of in zip(PERCENTS, stats.percentiles, strict=True)}
     return {
-        **_finite(numbers),
+        **{name: known(value) for name, value in numbers.items()},
         "non_finite": stats.non_finite,
-        "percentiles": _finite(percentiles),
+        "percentiles": {
+            f"p{p:g}": known(of) for p, of in zip(PERCENTS, stats.percentiles, strict=True)
+        },
         "histogram": asdict(stats.histogram),
         "row_norms": asdict(stats.rows) if stats.rows else None,
         "column_norms": asdict(stats.columns) if stats.columns else None,
     }
-
-
-def _finite(numbers: dict[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
 def _trouble(weight: Weight, reader: WeightReader) -> str:

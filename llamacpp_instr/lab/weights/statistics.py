@@ -18,7 +18,6 @@ from llamacpp_instr.lab.weights.blocks import (
     LAYOUTS,
     Blocks,
     CodeRange,
-    Floats,
     load_values,
     place,
     read_blocks,
@@ -151,16 +150,14 @@ def compute_block_stats(
     `UsageError` if a file is truncated meanwhile.
     """
     type_, layout = weight.type, LAYOUTS[weight.type.name]
-    sub_block = sub_block_of(type_)
-    ranges = {"quants": layout.quants, "scales": layout.scales, "mins": layout.mins}
-    by_byte = {name: np.zeros(256, np.int64) for name, codes in ranges.items() if codes is not None}
+    ranges = {name: of for name in ("quants", "scales", "mins") if (of := getattr(layout, name))}
+    by_byte = {name: np.zeros(256, np.int64) for name in ranges}
     by_bits = {name: np.zeros(1 << (32 - _SHIFT), np.int64) for name in ("d", "dmin")}
-    steps = _Cells(weight, sub_block)
-    errors = _Errors(weight, sub_block) if reference is not None else None
+    steps = _Cells(weight)
+    errors = _Errors(weight, reference) if reference is not None else None
     # counts NaN scales, without a warning
     with np.errstate(invalid="ignore", over="ignore"):
         for begin, blocks in read_blocks(weight):
-            n = len(blocks.parts.quants)
             for name, counts in by_byte.items():
                 codes = getattr(blocks.parts, name).view(np.uint8).ravel()
                 counts += np.bincount(codes, minlength=256)
@@ -169,15 +166,12 @@ def compute_block_stats(
                     seen, n_seen = np.unique(numbers.view(np.uint32) >> _SHIFT, return_counts=True)
                     counts[seen] += n_seen
             steps.add_for_mean(begin, np.abs(blocks.steps()).astype(np.float64))
-            if reference is not None and errors is not None:
-                errors.add(
-                    begin, blocks, load_values(reference, begin * type_.block, n * type_.block)
-                )
-            on_progress((begin + n) * type_.block_bytes, weight.n_bytes)
+            if errors is not None:
+                errors.add(begin, blocks)
+            on_progress((begin + len(blocks.parts.quants)) * type_.block_bytes, weight.n_bytes)
     counted = {
         name: CodeCounts(codes, by_byte[name][np.arange(codes.low, codes.high + 1) & 0xFF])
         for name, codes in ranges.items()
-        if codes is not None
     }
     return BlockStats(
         weight=weight,
@@ -222,7 +216,8 @@ def _distribution(by_bits: Counts, least_normal: float) -> Distribution | None:
 class _Cells:
     """Accumulates a grid from blocks."""
 
-    def __init__(self, weight: Weight, sub_block: int) -> None:
+    def __init__(self, weight: Weight) -> None:
+        sub_block = sub_block_of(weight.type)
         self.blocks_per_row = weight.ne[0] // weight.type.block
         self.n_sub = weight.type.block // sub_block
         n_rows, subs_per_row = weight.n_rows, weight.ne[0] // sub_block
@@ -257,21 +252,21 @@ class _Cells:
 class _Errors:
     """Sums errors and keeps the worst blocks."""
 
-    def __init__(self, weight: Weight, sub_block: int) -> None:
-        self.weight = weight
-        self.sub_block = sub_block
+    def __init__(self, weight: Weight, reference: Weight) -> None:
+        self.weight, self.reference = weight, reference
         self.squares, self.n = 0.0, 0
-        self.cells = _Cells(weight, sub_block)
+        self.cells = _Cells(weight)
         # by column: block, RMSE, largest error
         self.worst = np.zeros((0, 3))
 
-    def add(self, begin: int, blocks: Blocks, reference: Floats) -> None:
+    def add(self, begin: int, blocks: Blocks) -> None:
         values = blocks.values()
-        n = len(values)
+        n, block = values.shape
+        reference = load_values(self.reference, begin * block, values.size)
         error = values.astype(np.float64) - reference.reshape(values.shape)
         finite = np.isfinite(error)
         error[~finite] = 0
-        squares = np.square(error).reshape(n, -1, self.sub_block).sum(axis=2)
+        squares = np.square(error).reshape(n, blocks.n_sub, -1).sum(axis=2)
         counts = finite.reshape(*squares.shape, -1).sum(axis=2)
         self.squares += float(squares.sum())
         self.n += int(counts.sum())
