@@ -1,10 +1,8 @@
 """Hyper-parameters that make llama.cpp abort or take unlimited memory or time, and those that
-contradict the tensors of their file.
-"""
+contradict the tensors of their file."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
@@ -62,7 +60,10 @@ def check_hyper_parameters(path: Path, header: Header) -> None:
         check(key, number(key) <= layers, f"more than the {layers} layers")
 
     experts, groups = number("expert_count"), number("expert_group_count")
-    used, in_groups = _experts_used(path, header, arch), number("expert_group_used_count")
+    used, in_groups = number("expert_used_count"), number("expert_group_used_count")
+    if of_layers := header.arrays.get(f"{arch}.expert_used_count"):
+        counts = read_array(path, of_layers, MAX_LAYERS)
+        used = max((n for n in counts if isinstance(n, int)), default=0)
     if arch in _DENSE_WITH_ONE and experts <= 1:
         experts = used = 0
     check("expert_count", experts <= MAX_EXPERTS, f"more than {MAX_EXPERTS}")
@@ -96,16 +97,6 @@ def check_hyper_parameters(path: Path, header: Header) -> None:
         )
 
 
-def _experts_used(path: Path, header: Header, arch: str) -> int:
-    """The maximum over all layers."""
-    key = f"{arch}.expert_used_count"
-    if key in header.arrays:
-        each = read_array(path, header.arrays[key], MAX_LAYERS)
-        return max((value for value in each if isinstance(value, int)), default=0)
-    value = header.metadata.get(key, 0)
-    return value if isinstance(value, int) else 0
-
-
 def find_contradictions(model: ModelFile) -> list[str]:
     """A sentence, with both values, for each thing that a header says against the tensors of its
     file, or against itself. Silent where a key is missing, and where an architecture may give it
@@ -119,7 +110,7 @@ def find_contradictions(model: ModelFile) -> list[str]:
         weight = model.by_name.get(f"{tensor}.weight")
         return weight.ne[dimension] if weight and len(weight.ne) > dimension else 0
 
-    layers = [int(of[1]) for name in model.by_name if (of := re.match(r"blk\.(\d+)\.", name))]
+    layers = [weight.layer for weight in model.weights if weight.name.startswith("blk.")]
     vocabulary = model.arrays.get("tokenizer.ggml.tokens")
     tokens = vocabulary.count if vocabulary else 0
     width, heads = number("embedding_length"), number("attention.head_count")

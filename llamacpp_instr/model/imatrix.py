@@ -21,7 +21,7 @@ from llamacpp_instr.model.header import Header, TensorInfo, read_array, read_hea
 
 _ENDS = (".in_sum2", ".counts")
 _F32 = 0
-_TEXT_BYTES = 127  # llama-quantize truncates texts to this
+_TEXT_BYTES = 127  # maximum of a text in `llama_model_kv_override`; llama-quantize truncates it
 
 
 @dataclass(frozen=True)

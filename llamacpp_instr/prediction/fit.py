@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.prediction.model import (
     ATTENTION,
     ONE,
     Features,
+    Floats,
     Other,
     Product,
     between,
@@ -35,8 +35,6 @@ from llamacpp_instr.prediction.probe.file import (
     ProductCost,
     Stream,
 )
-
-Floats = NDArray[np.float64]
 
 QUIET = 0.25
 """the quantile of equal computes that counts: other processes only make them slower"""

@@ -47,7 +47,7 @@ class Shape:
     """experts for each token"""
 
 
-def write_random_layers(path: Path, shape: Shape, types: list[str]) -> Path:
+def write_random_layers(path: Path, shape: Shape, types: Sequence[str]) -> Path:
     """A model with a layer in each of `types`; its embeddings have the first."""
     from gguf import GGMLQuantizationType, GGUFWriter
 
@@ -185,9 +185,7 @@ def record_subjects(
 ) -> Iterator[Recorded]:
     """Writes the models and the logs into `folder`; yields each log once it is complete."""
     for subject in subjects:
-        model = write_random_layers(
-            folder / f"{subject.name}.gguf", subject.shape, list(subject.types)
-        )
+        model = write_random_layers(folder / f"{subject.name}.gguf", subject.shape, subject.types)
         for n_threads in threads:
             log = folder / f"{subject.name}-{n_threads}.log"
             before, begin = read_joules(), time.monotonic()

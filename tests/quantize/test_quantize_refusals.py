@@ -18,7 +18,7 @@ import pytest
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions
-from llamacpp_instr.lab.quantize.runner import Quantizer, check_outputs
+from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
@@ -260,7 +260,7 @@ def test_more_than_the_disk_holds_is_refused_before(tmp_path: Path) -> None:
     )
     plan = plan_quantization(source, "F32")
     with pytest.raises(UsageError, match=r"bytes are needed in .*, which has .* left"):
-        check_outputs(source, [plan], [tmp_path / "out.gguf"], QuantizeOptions(), force=False)
+        Quantizer(source).check_outputs([plan], [tmp_path / "out.gguf"], force=False)
 
 
 def test_a_quantizer_that_is_killed_is_an_error(wide: Path) -> None:

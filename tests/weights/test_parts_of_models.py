@@ -282,7 +282,7 @@ def test_zeros_have_a_histogram() -> None:
 def test_pieces_of_a_tensor_with_rows_are_whole_rows(
     ne: tuple[int, ...], pieces: list[tuple[int, int]] | None
 ) -> None:
-    found = list(measure._whole_rows(Weight("w", BY_NAME["F32"], ne, Path("m"), 0)))
+    found = measure._ranges(Weight("w", BY_NAME["F32"], ne, Path("m"), 0), whole_rows=True)
     if pieces is None:
         assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])]
         assert all(begin % ne[0] == 0 for begin, _ in found)

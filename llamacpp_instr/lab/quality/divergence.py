@@ -164,11 +164,12 @@ def kl_divergences(names: Sequence[str], reference: Floats, candidate: Floats) -
     """(positions,) the KL divergence in nats of each position, from two arrays (positions,
     vocabulary) of logits. `names` are those of both models, for the `InstrError` that is raised for
     logits that are NaN or infinite."""
-    parts = []
-    for rows in _slices(reference):
-        ours, theirs = _Block(names[0], reference[rows]), _Block(names[1], candidate[rows])
-        parts.append(ours.kl_divergence(theirs))
-    return np.concatenate(parts)
+    return np.concatenate(
+        [
+            _Block(names[0], reference[rows]).kl_divergence(_Block(names[1], candidate[rows]))
+            for rows in _slices(reference)
+        ]
+    )
 
 
 def _slices(logits: Floats) -> Iterator[slice]:

@@ -33,10 +33,8 @@ WRITTEN_AT_ONCE = 8
 of a single token, and eight chunks take as much memory as an ordinary context"""
 
 _PADDING = 256
-
 DEFAULT_CTX = 512
 """tokens of a chunk, as in llama-perplexity"""
-
 WRITTEN_CHUNKS = 16
 """default number of chunks that the reference writes"""
 

@@ -98,31 +98,6 @@ def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None
         )
 
 
-def check_outputs(
-    source: ModelFile,
-    plans: Sequence[QuantizationPlan],
-    outputs: Sequence[Path],
-    options: QuantizeOptions,
-    force: bool,
-) -> None:
-    """Raises `UsageError` if a file of the plans cannot be written."""
-    for plan, output in zip(plans, outputs, strict=True):
-        needy = [tensor for tensor in plan.tensors if tensor.needs_imatrix]
-        if needy and options.imatrix is None:
-            raise UsageError(
-                f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would become "
-                f"{needy[0].type}); compute one with llama-imatrix for `instr quantize --imatrix`"
-            )
-        if output.exists() and not output.is_file():
-            raise UsageError(f"{output} is not a regular file; models are written only to files")
-        check_not_input(output, *source.headers, options.imatrix)
-        check_model_output(output, force)
-    directory = outputs[0].parent
-    needed, free = sum(plan.file_bytes for plan in plans), shutil.disk_usage(directory).free
-    if needed > free:
-        raise UsageError(f"{needed:,} bytes are needed in {directory}, which has {free:,} left")
-
-
 def check_came_true(plan: QuantizationPlan, path: Path) -> None:
     """Raises `InstrError` unless the file is a complete model with the planned tensors."""
     try:
@@ -159,7 +134,7 @@ class Quantizer(Child):
                 f"llama.cpp accepts types for single tensors only for quantized file types, "
                 f"not for {file_type}"
             )
-        lines = [line for _, line in self._run(file_type, Path(), dry_run=True)]
+        lines = [line for _, line in self._run(file_type, None)]
         plan = QuantizationPlan(
             self.source.path,
             self.source.n_bytes,
@@ -191,7 +166,7 @@ class Quantizer(Child):
         Raises `UsageError`, before the first file is started, for what cannot be done and for what
         llama.cpp refuses; `InstrError` if the quantizer fails; `NativeError` without the library.
         """
-        check_outputs(self.source, plans, outputs, self.options, force)
+        self.check_outputs(plans, outputs, force)
         total = sum(plan.n_elements for plan in plans)
         done = [0]
         for plan, output in zip(plans, outputs, strict=True):
@@ -202,22 +177,41 @@ class Quantizer(Child):
                 on_progress(done[max(index - 1, 0)], total)
 
             with new_model(output, force) as temporary:
-                self._run(plan.file_type, temporary, dry_run=False, on_tensor=on_tensor)
+                self._run(plan.file_type, temporary, on_tensor)
                 check_came_true(plan, temporary)
 
+    def check_outputs(
+        self, plans: Sequence[QuantizationPlan], outputs: Sequence[Path], force: bool
+    ) -> None:
+        """Raises `UsageError` if a file of the plans cannot be written."""
+        for plan, output in zip(plans, outputs, strict=True):
+            needy = [tensor for tensor in plan.tensors if tensor.needs_imatrix]
+            if needy and self.options.imatrix is None:
+                raise UsageError(
+                    f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would become "
+                    f"{needy[0].type}); compute one with llama-imatrix for `instr quantize "
+                    "--imatrix`"
+                )
+            if output.exists() and not output.is_file():
+                raise UsageError(
+                    f"{output} is not a regular file; models are written only to files"
+                )
+            check_not_input(output, *self.source.headers, self.options.imatrix)
+            check_model_output(output, force)
+        directory = outputs[0].parent
+        needed, free = sum(plan.file_bytes for plan in plans), shutil.disk_usage(directory).free
+        if needed > free:
+            raise UsageError(f"{needed:,} bytes are needed in {directory}, which has {free:,} left")
+
     def _run(
-        self,
-        file_type: str,
-        output: Path,
-        *,
-        dry_run: bool,
-        on_tensor: OnProgress = lambda *_: None,
+        self, file_type: str, output: Path | None, on_tensor: OnProgress = lambda *_: None
     ) -> list[tuple[int, str]]:
-        """The log of a quantization, as (level, text); raises an error if it failed."""
+        """The log of a quantization, without `output` of a dry run, as (level, text); raises an
+        error if it failed."""
         options = self.options
         request = {
             "source": str(self.source.path),
-            "output": str(output),
+            "output": str(output or Path()),
             "imatrix": str(options.imatrix) if options.imatrix else None,
             "tensor_types": [
                 [regular_expression("--tensor-type", pattern), type_.number]
@@ -231,7 +225,7 @@ class Quantizer(Child):
                 "token_embedding_type": options.embedding_type and options.embedding_type.number,
                 "pure": options.pure,
                 "allow_requantize": options.allow_requantize,
-                "dry_run": dry_run,
+                "dry_run": output is None,
             },
         }
         log: list[tuple[int, str]] = []

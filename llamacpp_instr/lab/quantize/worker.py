@@ -21,7 +21,6 @@ from llamacpp_instr.model.imatrix import load_imatrix
 
 # LLAMA_KV_OVERRIDE_TYPE_*
 _INT, _STR = 0, 3
-_VALUE_BYTES = 127  # maximum of a string in `llama_model_kv_override`
 
 
 def main() -> None:
@@ -77,7 +76,7 @@ def _add_imatrix(lib: Any, params: Any, path: str) -> None:
         override = lib.llama_model_kv_override(_INT, key.encode())
         if isinstance(value, str):
             override.tag = _STR
-            override.value.val_str = os.fsencode(value)[:_VALUE_BYTES]
+            override.value.val_str = os.fsencode(value)
         else:
             override.value.val_i64 = value
         overrides.append(override)

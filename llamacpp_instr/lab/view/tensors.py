@@ -31,14 +31,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.weights.blocks import sub_block_of
+from llamacpp_instr.lab.weights.blocks import Floats, sub_block_of
 from llamacpp_instr.lab.weights.figures import PERCENTS, WeightStats
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.report.report import known
 from llamacpp_instr.report.serving import LoopbackServer, page_routes
 
-Floats: TypeAlias = "NDArray[np.float32]"
 Cells: TypeAlias = "NDArray[Any]"
 """the largest weights as float32, or sums of squares as float64"""
 Measure = Literal["largest", "rms"]

@@ -6,7 +6,6 @@ everything else. Sums are float64, over chunks of float32 that fit into the proc
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -210,7 +209,7 @@ class PieceError:
 
 def join_pieces(known: WeightError, pieces: Sequence[PieceError]) -> WeightError:
     """`known` with the numbers of all pieces, in order; they are NaN if nothing was compared."""
-    sums = functools.reduce(Sums.__add__, (piece.sums for piece in pieces), Sums())
+    sums = sum((piece.sums for piece in pieces), Sums())
     known = replace(known, sums=sums, non_finite=sum(piece.non_finite for piece in pieces))
     if not sums.n:
         return known
@@ -236,11 +235,13 @@ def block_of(type_: GgmlType) -> int:
     return type_.block if type_.is_quantized else UNQUANTIZED_BLOCK
 
 
-def compute_percentiles(values: Floats) -> tuple[float, ...]:
-    """The 50th, 90th, 99th and 99.9th percentile; NaN for an empty array."""
+def compute_percentiles(
+    values: Floats, percents: Sequence[float] = _PERCENTILES
+) -> tuple[float, ...]:
+    """The percentiles, interpolated as numpy does; NaN for an empty array."""
     if not values.size:
-        return (math.nan,) * len(_PERCENTILES)
-    return tuple(np.percentile(values.astype(np.float64), _PERCENTILES).tolist())
+        return (math.nan,) * len(percents)
+    return tuple(np.percentile(values.astype(np.float64), percents).tolist())
 
 
 def sample_stride(n_elements: int, row: int) -> int:
@@ -429,19 +430,17 @@ def _moments(x: Doubles, mean: float) -> Moments:
 
 def join_stats(weight: Weight, pieces: Sequence[PieceStats]) -> WeightStats:
     """A tensor's figures from its pieces, in order."""
-    moments = functools.reduce(Moments.__add__, (piece.moments for piece in pieces), Moments())
+    moments = sum((piece.moments for piece in pieces), Moments())
     sample = np.concatenate([np.empty(0, np.float32), *(of for p in pieces for of in p.sample)])
     rows = np.concatenate([np.empty(0), *(of for piece in pieces for of in piece.rows)])
     columns = np.sum([piece.columns for piece in pieces], axis=0)
-    known = bool(len(sample))
-    percentiles = np.percentile(sample.astype(np.float64), PERCENTS) if known else [math.nan] * 5
     return WeightStats(
         weight=weight,
         moments=moments,
         n_zero=sum(piece.n_zero for piece in pieces),
         non_finite=sum(piece.non_finite for piece in pieces),
         largest=max((piece.largest for piece in pieces), default=0.0) if moments.n else math.nan,
-        percentiles=tuple(map(float, percentiles)),
+        percentiles=compute_percentiles(sample, PERCENTS),
         histogram=_histogram(sample),
         rows=_channels(rows) if len(rows) else None,
         columns=_channels(columns) if len(rows) else None,

@@ -289,13 +289,13 @@ class WeightReader:
 
     def pieces(self, weight: Weight) -> Iterator[Floats]:
         """All elements of a tensor in stored order, some millions at a time."""
-        for start, end in _ranges(weight.n_elements):
-            data = self._stored(weight, start, end)
-            yield self.dequantizer.to_float(weight.type, data, end - start)
+        for data in self.bytes(weight):
+            n = data.size // weight.type.block_bytes * weight.type.block
+            yield self.dequantizer.to_float(weight.type, data, n)
 
     def bytes(self, weight: Weight) -> Iterator[Bytes]:
         """The stored bytes of a tensor, some millions at a time."""
-        for start, end in _ranges(weight.n_elements):
+        for start, end in _ranges(weight):
             yield self._stored(weight, start, end)
 
     def raw(self, weight: Weight) -> Bytes:
@@ -322,7 +322,7 @@ class WeightReader:
         jobs = [
             Job(
                 weight.n_bytes,
-                [partial(self._measure, weight, *at) for at in _whole_rows(weight)],
+                [partial(self._measure, weight, *at) for at in _ranges(weight, whole_rows=True)],
                 partial(join_stats, weight),
             )
             for weight in weights
@@ -346,16 +346,11 @@ def raw_shape(weight: Weight) -> tuple[int, int]:
     return (weight.n_rows, weight.type.row_bytes(weight.row_length))
 
 
-def _ranges(n_elements: int, step: int | None = None) -> list[tuple[int, int]]:
-    """The ranges of elements of pieces of `step`, by default of `PIECE`."""
-    step = step or PIECE
-    return [(start, min(start + step, n_elements)) for start in range(0, n_elements, step)]
-
-
-def _whole_rows(weight: Weight) -> list[tuple[int, int]]:
-    """Like `_ranges`; of a tensor with several rows, whole rows."""
-    row = weight.ne[0] if weight.n_rows > 1 else 1
-    return _ranges(weight.n_elements, max(PIECE // row, 1) * row if row else None)
+def _ranges(weight: Weight, whole_rows: bool = False) -> list[tuple[int, int]]:
+    """The ranges of elements of pieces: of `PIECE`, or of whole rows if the tensor has several."""
+    row = max(weight.ne[0], 1) if whole_rows and weight.n_rows > 1 else 1
+    n, step = weight.n_elements, max(PIECE // row, 1) * row
+    return [(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 class LeafWeights:
@@ -414,7 +409,7 @@ def compute_weight_errors(
             theirs.n_bytes + ours.n_bytes,
             [
                 partial(error_of_piece, theirs, ours, *at)
-                for at in ([] if error.skipped else _ranges(ours.n_elements))
+                for at in ([] if error.skipped else _ranges(ours))
             ],
             partial(join_pieces, error),
         )

@@ -50,7 +50,6 @@ from llamacpp_instr.prediction.probe.file import (
     ScaledNormShape,
 )
 
-I64 = ctypes.c_int64
 F32 = 0
 """GGML_TYPE_F32"""
 OVERHEAD = 1 << 20
@@ -80,13 +79,13 @@ _OF_A_NUMBER = ("rms_norm", "scale", "scale_inplace")
 @cache
 def ggml() -> Any:
     """The library with the functions that graphs need. Raises NativeError if it lacks one."""
-    size, number, real = ctypes.c_size_t, ctypes.c_int, ctypes.c_float
+    size, number, real, i64 = ctypes.c_size_t, ctypes.c_int, ctypes.c_float, ctypes.c_int64
     signatures: Signatures = {
         "ggml_init": (POINTER, [InitParams]),
         "ggml_free": (None, [POINTER]),
-        "ggml_new_tensor_4d": (POINTER, [POINTER, number, I64, I64, I64, I64]),
+        "ggml_new_tensor_4d": (POINTER, [POINTER, number, i64, i64, i64, i64]),
         "ggml_get_data": (POINTER, [POINTER]),
-        "ggml_quantize_chunk": (size, [number, POINTER, POINTER, I64, I64, I64, POINTER]),
+        "ggml_quantize_chunk": (size, [number, POINTER, POINTER, i64, i64, i64, POINTER]),
         "ggml_new_graph_custom": (POINTER, [POINTER, size, ctypes.c_bool]),
         "ggml_build_forward_expand": (None, [POINTER, POINTER]),
         "ggml_graph_plan": (_Plan, [POINTER, number, POINTER]),
