@@ -205,10 +205,8 @@ class Comparison:
         for node in chosen:
             key = every[node.index]
             if key not in self.errors and not self.of_b:
-                sources, weights = _read(node, graph, every)
-                self.errors[key] = TensorError(
-                    key, node.op, node.layer, node.block, sources, weights
-                )
+                read = _read(node, graph, every)
+                self.errors[key] = TensorError(key, node.op, node.layer, node.block, *read)
         return self._keys
 
     def passed(self, stop: Stop) -> None:
@@ -230,8 +228,7 @@ class Comparison:
                 self.kl.append(kl_divergences(self.names, rows, values))
             except InstrError:  # one has logits that are not numbers
                 self.kl.append(np.full(len(rows), np.nan))
-        keeps_rows = stop.node.index in self._ends
-        self.errors[key].add(kept, values, rows is not None, keeps_rows)
+        self.errors[key].add(kept, values, rows is not None, stop.node.index in self._ends)
 
     def end(self) -> None:
         """Both computes are over: names what only A has."""

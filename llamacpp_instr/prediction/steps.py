@@ -57,8 +57,7 @@ class PlannedStep:
 
     def ubatch(self, threads: int) -> Ubatch:
         """What its tokens see."""
-        of = self.shape
-        return ubatch_of(of.tokens, of.past, threads, window(of))
+        return ubatch_of(self.shape.tokens, self.shape.past, threads, window(self.shape))
 
     def predict(self, probe: Probe, threads: int) -> Predicted:
         """Raises `UsageError` like `predict_kernels`."""

@@ -98,14 +98,16 @@ def open_source(path: Path, base: Path | None = None) -> Source:
     kind = _recognize(path)
     if base is not None and kind is not Kind.LORA:
         raise UsageError(f"{path} is {kind.value}; --base is for LoRA adapters")
+    find = {Kind.META: _shards, Kind.LORA: _adapter_weights}.get(kind, _hugging_face_weights)
+    weights = find(path)
+    for file, tensors in weights.items():
+        _check_file(file, tensors)
     config = path / ("params.json" if kind is Kind.META else "config.json")
     if kind is Kind.LORA:
-        weights, base = _adapter_weights(path), _base_of(path, base)
+        base = _base_of(path, base)
         config = base / "config.json"
-    else:
-        weights = _shards(path) if kind is Kind.META else _hugging_face_weights(path)
     _check_counts(config)
-    return Source(path, kind, weights, base)
+    return Source(path, kind, list(weights), base)
 
 
 def _recognize(path: Path) -> Kind:
@@ -146,18 +148,15 @@ def _has_weights(path: Path) -> bool:
     return any((path / index).is_file() or any(path.glob(of)) for index, of in _LAYOUTS)
 
 
-def _hugging_face_weights(path: Path) -> list[Path]:
-    """The files with weights, complete according to the index or to their numbers."""
+def _hugging_face_weights(path: Path) -> dict[Path, set[str]]:
+    """The files with weights, complete according to the index or to their numbers, and the tensors
+    that the index has there."""
     for index, pattern in _LAYOUTS:
         indexed = _indexed(path / index) if (path / index).is_file() else {}
         names = indexed or {file.name: set() for file in path.glob(pattern)}
-        if not names:
-            continue
-        _check_complete(path, names)
-        files = [path / name for name in sorted(names)]
-        for file in files:
-            _check_file(file, names[file.name])
-        return files
+        if names:
+            _check_complete(path, names)
+            return {path / name: names[name] for name in sorted(names)}
     raise UsageError(
         f"{path} has no weights: no model.safetensors, no {INDEX} and no pytorch_model.bin"
     )
@@ -221,7 +220,7 @@ def _check_file(file: Path, wanted: set[str]) -> None:
         raise UsageError(f"{file} lacks tensors that the index has there: {first_names(lacking)}")
 
 
-def _shards(path: Path) -> list[Path]:
+def _shards(path: Path) -> dict[Path, set[str]]:
     """The model-parallel shards of Meta's layout; a gap in their numbers is an error."""
     numbers = {
         int(match[1]): file
@@ -235,17 +234,13 @@ def _shards(path: Path) -> list[Path]:
         raise UsageError(
             f"{path} has no tokenizer.model; copy it there: Meta keeps it in the folder or above it"
         )
-    shards = [numbers[number] for number in sorted(numbers)]
-    for file in shards:
-        _check_file(file, set())
-    return shards
+    return {numbers[number]: set() for number in sorted(numbers)}
 
 
-def _adapter_weights(path: Path) -> list[Path]:
+def _adapter_weights(path: Path) -> dict[Path, set[str]]:
     for name in ("adapter_model.safetensors", "adapter_model.bin"):
         if (file := path / name).is_file():
-            _check_file(file, set())
-            return [file]
+            return {file: set()}
     raise UsageError(f"{path} has no weights: no adapter_model.safetensors, no adapter_model.bin")
 
 

@@ -384,7 +384,7 @@ def find_fallbacks(model: ModelFile) -> list[Fallback]:
     mixture = [BY_NAME[name] for name in _MIXTURES.get(model.file_type or "", ())]
     if not mixture:
         return []
-    head = "output.weight" if "output.weight" in model.by_name else "token_embd.weight"
+    head = OUTPUT if OUTPUT in model.by_name else EMBEDDINGS[0]
     found = []
     for weight in model.weights:
         if not _is_quantized(weight) or _is_chosen(model, weight, head):
