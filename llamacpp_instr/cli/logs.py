@@ -29,11 +29,11 @@ class Logs:
     names: tuple[str, ...]
     lenient: bool = False
 
-    def sessions(self) -> list[Session]:
+    def sessions(self, computes: bool = True) -> list[Session]:
         """The session of each run of the logs (`log.runs`), with a progress bar for each."""
         from llamacpp_instr.log.runs import find_runs
 
-        return [load_run(run, self.lenient) for run in find_runs(self.names)]
+        return [load_run(run, self.lenient, computes) for run in find_runs(self.names)]
 
     @contextmanager
     def converting(self, bound: SizeBound) -> Iterator[list[EventReader]]:
@@ -110,12 +110,12 @@ class GroupedCommand(click.Command):
         return False
 
 
-def load_run(run: Run, lenient: bool = False) -> Session:
+def load_run(run: Run, lenient: bool = False, computes: bool = True) -> Session:
     """The session of a run, with a progress bar."""
     from llamacpp_instr.log.session import load_session
 
     with progress_bar(f"Reading {run.name}") as on_progress:
-        return load_session(run, on_progress, lenient)
+        return load_session(run, on_progress, lenient, computes=computes)
 
 
 def is_model(source: str) -> bool:

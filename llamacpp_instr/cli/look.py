@@ -126,7 +126,8 @@ def requests(
     from llamacpp_instr.converters.analyses.requests import compute_requests
 
     output.check(*logs.names)
-    found = [(session.path, compute_requests(session, top)) for session in logs.sessions()]
+    sessions = logs.sessions(computes=False)
+    found = [(session.path, compute_requests(session, top)) for session in sessions]
     output.write_several([(path, reports, reports[-1]) for path, reports in found])
 
 

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
 from llamacpp_instr.log.schema import Compute, Context, Kv, Model, StepBegin, Token
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """What one step does for one sequence."""
 
     seq: int

@@ -128,7 +128,7 @@ class _Checker:
     """
 
     def __init__(self) -> None:
-        self._refs = resolve.Resolver()
+        self._refs = resolve.Resolver(masks=False)
         self._level = self._clock = ""
         self._perturbed = False
         self._counts: Counter[str] = Counter()

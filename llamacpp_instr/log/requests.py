@@ -291,7 +291,7 @@ def parts_of_steps(session: Session, steps: Table) -> dict[int, list[Part]]:
     found: dict[int, list[Part]] = {step: [] for step in steps["step"].tolist()}
     for step, *part in session.sequences.tuples(*session.sequences.columns):
         if step in found:
-            found[step].append(Part(*part))
+            found[step].append(Part._make(part))
     return found
 
 

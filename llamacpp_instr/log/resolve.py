@@ -129,8 +129,8 @@ class KnownCompute:
 
     event: schema.Compute
     graph: KnownGraph
-    ubatch: Ubatch
-    """what is known of its masks"""
+    ubatch: Ubatch | None
+    """what is known of its masks, None for nothing"""
 
 
 Check: TypeAlias = Callable[[Any], Iterator[str]]
@@ -143,7 +143,8 @@ Takers: TypeAlias = Mapping[type[schema.Event], Callable[[Any], None]]
 
 class Resolver:
     """Takes the events of one log in order. Its attributes `model` to `mark` are what the latest
-    event refers to; those that it does not refer to are of earlier events."""
+    event refers to; those that it does not refer to are of earlier events. Only with `masks` are
+    the masks of computes followed."""
 
     model: KnownModel
     context: KnownContext
@@ -156,7 +157,8 @@ class Resolver:
     mark: schema.Mark
     """the start of a mark that ends"""
 
-    def __init__(self) -> None:
+    def __init__(self, masks: bool = True) -> None:
+        self.masks = masks
         self.start: schema.SessionStart
         self._begin: int | None = None
         self.left_out = 0
@@ -384,8 +386,7 @@ class Resolver:
         context = self._named(event.ctx)
         if not self._given["step"].add(event.step):
             return
-        sound = context is not None and next(sequence_problems(event), None) is None
-        parts = context.batches.parts(event) if context and sound else []
+        parts = context.batches.parts(event) if context else []
         self.step = self.open_steps[event.step] = KnownStep(event, line, parts)
 
     def _check_step_end(self, event: schema.StepEnd) -> Iterator[str]:
@@ -421,7 +422,9 @@ class Resolver:
         if context.compute:
             del self.computes[context.compute.event.compute]
         self.graph = graph
-        ubatch = context.caches.compute(event, self.step.event if self.step else None)
+        ubatch = None
+        if self.masks:
+            ubatch = context.caches.compute(event, self.step.event if self.step else None)
         self.compute = self.computes[event.compute] = KnownCompute(event, graph, ubatch)
         context.compute = self.compute
         recent = graph.context.graphs
@@ -494,7 +497,8 @@ class Resolver:
 
     def _take_kv(self, _line: int, event: schema.Kv) -> None:
         if (context := self._named(event.ctx)) is not None:
-            context.caches.take(event)
+            if self.masks:
+                context.caches.take(event)
             context.batches.moved(event)
 
     def _take_token(self, _line: int, event: schema.Token) -> None:
@@ -522,22 +526,30 @@ _FORGOTTEN = {
 }
 
 
-def sequence_problems(event: schema.StepBegin) -> Iterator[str]:
+def sequence_problems(event: schema.StepBegin) -> list[str]:
     """Why the columns of a step's sequences are invalid, one message each."""
-    n = len(event.seq or ())
-    for name in ("seq_pos", "seq_tokens", "seq_outputs"):
-        column = getattr(event, name)
-        if len(column or ()) != n and (column is not None or name == "seq_pos"):
-            yield f"column `{name}` has {len(column or ())} entries, `seq` has {n}"
+    columns = {
+        "seq_pos": event.seq_pos or [],
+        "seq_tokens": event.seq_tokens,
+        "seq_outputs": event.seq_outputs,
+    }
+    return _of_other_length(columns, len(event.seq or []), "seq")
+
+
+def _of_other_length(columns: dict[str, list[int] | None], n: int, other: str) -> list[str]:
+    """Which columns do not have the length `n` of the `other`, one message each."""
+    return [
+        f"column `{name}` has {len(column)} entries, `{other}` has {n}"
+        for name, column in columns.items()
+        if column is not None and len(column) != n
+    ]
 
 
 def interval_problems(
     event: schema.Layers | schema.Ops | schema.Splits, **columns: list[int] | None
-) -> Iterator[str]:
+) -> list[str]:
     """Why intervals are invalid, one message each; `columns` must be as long as `dur`."""
-    for name, column in columns.items():
-        if column is not None and len(column) != len(event.dur):
-            n = len(event.dur)
-            yield f"column `{name}` has {len(column)} entries, `dur` has {n}"
+    problems = _of_other_length(columns, len(event.dur), "dur")
     if sum(event.dur) + sum(event.gap or ()) > schema.LATEST:
-        yield "an impossible time"
+        problems.append("an impossible time")
+    return problems

@@ -438,7 +438,10 @@ class StepBegin(Event, kw_only=True):
         seq = self.seq or []
         ones = [1] * len(seq)
         columns = (seq, self.seq_pos or [], self.seq_tokens or ones, self.seq_outputs or ones)
-        return list(zip(*columns, strict=True)) if len(set(map(len, columns))) == 1 else []
+        try:
+            return list(zip(*columns, strict=True))
+        except ValueError:
+            return []
 
 
 class StepEnd(Event, kw_only=True):

@@ -62,13 +62,16 @@ class Columns:
     """Collects rows with 8 bytes per number: integers, and columns of the kinds `q` integers, `b`
     booleans, `O` the rest. The schema limits numbers to 64 bits."""
 
+    _WAITING = 1000
+    """rows that are turned into columns at once, which is faster"""
+
     def __init__(self, *integers: str, **kinds: str) -> None:
         self._kinds = dict.fromkeys(integers, "q") | kinds
         self._columns: dict[str, Any] = {
             name: [] if kind == "O" else array(kind) for name, kind in self._kinds.items()
         }
-        self._append = [column.append for column in self._columns.values()]
         self._values = attrgetter(*self._kinds)
+        self._waiting: list[Sequence[Any]] = []
 
     @classmethod
     def of(cls, event: type[Event]) -> Columns:
@@ -78,14 +81,23 @@ class Columns:
         return cls(**{name: {int: "q", bool: "b"}.get(of, "O") for name, of in plain.items()})
 
     def add(self, values: Sequence[Any]) -> None:
-        for append, value in zip(self._append, values, strict=True):
-            append(value)
+        self._waiting.append(values)
+        if len(self._waiting) == self._WAITING:
+            self._extend()
 
     def add_event(self, event: Event) -> None:
         self.add(self._values(event))
 
+    def _extend(self) -> None:
+        if self._waiting:
+            columns = zip(*self._waiting, strict=True)
+            for column, values in zip(self._columns.values(), columns, strict=True):
+                column.extend(values)
+            self._waiting.clear()
+
     def table(self) -> Table:
         """The rows so far, which share their memory with these columns: add none after it."""
+        self._extend()
         types = {"q": np.int64, "b": np.bool_}
         return Table({
             name: np.array(self._columns[name], object) if kind == "O"
@@ -366,6 +378,7 @@ def load_session(
     on_progress: OnProgress | None = None,
     lenient: bool = False,
     every_thread: bool = False,
+    computes: bool = True,
 ) -> Session:
     """The session of the log at `path` (`-` is standard input) or of a run (`log.runs`), also if
     it was not closed.
@@ -373,9 +386,11 @@ def load_session(
     `on_progress` gets the number of bytes read and the size of the file. Raises LogError with the
     line number for a line that violates the schema or is not whole (`resolve`); `lenient` leaves
     such lines and events out, and `log_end` counts them. `every_thread` keeps the kernels of all
-    threads, not of the first alone: twice the memory for two threads.
+    threads, not of the first alone: twice the memory for two threads. Without `computes`,
+    which saves a third of the time, it has steps only: its `computes`, `kv`, `ubatches`, `ops`,
+    `threads`, `layers` and `splits` are empty.
     """
-    (session,) = load_parts(path, on_progress, sys.maxsize, lenient, every_thread)
+    (session,) = load_parts(path, on_progress, sys.maxsize, lenient, every_thread, computes)
     return session
 
 
@@ -385,6 +400,7 @@ def load_parts(
     part_rows: int = 1 << 17,
     lenient: bool = False,
     every_thread: bool = False,
+    computes: bool = True,
 ) -> Iterator[Session]:
     """The session of a log in successive parts, for logs larger than memory.
 
@@ -397,8 +413,8 @@ def load_parts(
     """
     run = path if isinstance(path, Run) else Run((str(path),))
     reader = read_run(run, lenient, on_progress)
-    refs = Resolver()
-    loader = _Loader(refs, lenient, every_thread)
+    refs = Resolver(masks=computes)
+    loader = _Loader(refs, lenient, every_thread, computes)
     for line, event in refs.follow(reader, lenient):
         is_full = loader.n_rows >= part_rows
         # a step that begins is open already
@@ -450,6 +466,7 @@ class JoinedParts:
 
 _STEP_BEGIN = ("step", "ctx", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
 _STEP_END = tuple(n for n in schema.StepEnd.__struct_fields__ if n not in ("t", "step"))
+_of_step_begin, _of_step_end = attrgetter(*_STEP_BEGIN, "t"), attrgetter("t", *_STEP_END)
 _TABLES: dict[str, type[schema.Event]] = {
     "machine": schema.Machine, "computes": schema.Compute, "syncs": schema.Sync,
     "kv": schema.Kv, "tokens": schema.Token,
@@ -465,10 +482,11 @@ _LISTS: dict[str, type[schema.Event]] = {
 class _Loader:
     """Collects what events say. Its dictionaries become attributes of a `Session`."""
 
-    def __init__(self, refs: Resolver, lenient: bool, every_thread: bool) -> None:
+    def __init__(self, refs: Resolver, lenient: bool, every_thread: bool, computes: bool) -> None:
         self.refs = refs
         self.lenient = lenient
         self.every_thread = every_thread
+        self.computes = computes
         self.impossible: set[int] = set()
         """plans whose kernels cannot be computed (lenient)"""
         self.end: schema.SessionEnd | None = None
@@ -484,7 +502,7 @@ class _Loader:
             self.facts["plans"].pop(plan, None)
         self.facts["ubatches"] = {}
         self.tables = {
-            "steps": Columns(*_STEP_BEGIN, "phase", "begin", "end", *_STEP_END, phase="O"),
+            "steps": Columns(*_STEP_BEGIN, "begin", "phase", "end", *_STEP_END, phase="O"),
             "sequences": Columns("step", "seq", "pos", "tokens", "outputs", prompt="b"),
             "threads": Columns("compute", "thread", "kernels", "busy", "waiting"),
             "marks": Columns("mark", "name", "begin", "end", "thread", "seq", name="O"),
@@ -508,6 +526,9 @@ class _Loader:
             schema.Splits: self.timings["splits"].add,
             schema.Mark: self._mark,
         }
+        if not self.computes:
+            for of in (schema.Compute, schema.Kv, schema.Layers, schema.Splits):
+                del self._takers[of]
 
     def take(self, event: schema.Event) -> None:
         self.n_rows += 1
@@ -540,13 +561,10 @@ class _Loader:
 
     def _step_end(self, event: schema.StepEnd) -> None:
         assert self.refs.step is not None
-        begin = self.refs.step.event
-        row = [getattr(begin, name) for name in _STEP_BEGIN]
-        row += self.refs.step.phase, begin.t, event.t
-        self.tables["steps"].add(row + [getattr(event, name) for name in _STEP_END])
-        for part in self.refs.step.parts:
-            of_part = part.seq, part.pos, part.tokens, part.outputs, part.prompt
-            self.tables["sequences"].add((begin.step, *of_part))
+        step = self.refs.step
+        self.tables["steps"].add((*_of_step_begin(step.event), step.phase, *_of_step_end(event)))
+        for part in step.parts:
+            self.tables["sequences"].add((event.step, *part))
 
     def _compute(self, event: schema.Compute) -> None:
         self.tables["computes"].add_event(event)
@@ -555,6 +573,8 @@ class _Loader:
     def _ops(self, event: schema.Ops) -> None:
         if event.plan in self.impossible:
             self.refs.left_out += 1
+            return
+        if not self.computes:
             return
         self.n_rows += len(event.dur)
         if event.wait is not None:

@@ -64,6 +64,14 @@ def test_everything_measured_is_in_the_columns(events, tmp_path_factory):
     ]
     assert list(session.graphs.values()) == of(events, s.Graph)
     assert session.end == events[-1]
+    steps_only = load_session(session.path, computes=False)
+    for name in ("steps", "sequences", "tokens", "marks", "syncs", "machine"):
+        columns = getattr(steps_only, name).columns
+        assert {key: of.tolist() for key, of in columns.items()} == {
+            key: of.tolist() for key, of in getattr(session, name).columns.items()
+        }
+    for name in ("computes", "kv", "ubatches", "ops", "threads", "layers", "splits"):
+        assert not len(getattr(steps_only, name))
 
 
 def test_intervals_begin_and_end_where_the_schema_says(tmp_path):

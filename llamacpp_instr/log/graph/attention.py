@@ -37,8 +37,7 @@ class Span(NamedTuple):
     n: int
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """What the tokens of a ubatch find in one cache."""
 
     used: int
@@ -53,8 +52,7 @@ class Seen:
     """cells in total"""
 
 
-@dataclass(frozen=True, slots=True)
-class Ubatch:
+class Ubatch(NamedTuple):
     """What is known of a compute and of its masks."""
 
     n_threads: int
