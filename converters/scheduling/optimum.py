@@ -374,7 +374,7 @@ def _solve(known: Schedule, until: float) -> Schedule:
     proven = max(known.proven or 0, math.ceil(solver.best_objective_bound - 1e-6))
     if status == cp_model.UNKNOWN:
         return replace(known, proven=proven)
-    found = shifted_left(rules.read(solver))
+    found = rules.read(solver).activities.shifted_left()
     best = found if found.makespan < known.makespan else known
     return replace(best, proven=min(proven, best.makespan))
 
@@ -398,67 +398,3 @@ def _ticking(started: float, seconds: float, on_progress: OnProgress | None) -> 
     finally:
         done.set()
         thread.join()
-
-
-_OCCUPIED = 1 << 62
-
-
-def shifted_left(made: Schedule) -> Schedule:
-    """The schedule with the same engines and orders, and everything as early as possible: each
-    begin is the end of something that it waited for, or zero."""
-    tasks, handover = made.tasks, made.engines.handover_ns
-    n = len(tasks)
-    engine, by = made.engine.tolist(), made.transfer_engine.tolist()
-    takes = (made.end - made.begin).tolist()
-    brings = (made.transfer_end - made.transfer_begin).tolist()
-    together = ((made.transfer_begin == made.begin) & (made.transfer_engine >= 0)).tolist()
-    first, sources = tasks.first.tolist(), tasks.sources.tolist()
-    writes = [label.block == "kv" for label in tasks.labels]
-    label = tasks.label.tolist()
-    begin, end, bring, brought = [0] * n, [0] * n, [0] * n, [0] * n
-    free = [0] * made.engines.count()
-    buffers = [[0, 0] for _ in free]
-    slot = [0] * n
-
-    def after_sources(task: int, on: int, written: bool) -> int:
-        return max(
-            (
-                end[source] + (handover if engine[source] != on else 0)
-                for source in sources[first[task] : first[task + 1]]
-                if not written or writes[label[source]]
-            ),
-            default=0,
-        )
-
-    def start_transfer(task: int, at: int) -> None:
-        dma, slots = by[task], buffers[engine[task]]
-        slot[task] = slots.index(min(slots))
-        at = max(at, free[dma], min(slots), after_sources(task, dma, True))
-        slots[slot[task]] = _OCCUPIED
-        bring[task], brought[task] = at, at + brings[task]
-        free[dma] = brought[task]
-
-    fed = np.flatnonzero((made.transfer_engine >= 0) & ~np.array(together, bool)).tolist()
-    work = [(int(made.transfer_begin[i]), 0, i) for i in fed]
-    work += [(at, 1, i) for i, at in enumerate(made.begin.tolist())]
-    for _, is_task, task in sorted(work):
-        if not is_task:
-            start_transfer(task, 0)
-            continue
-        own = engine[task]
-        at = max(free[own], after_sources(task, own, False))
-        if together[task]:
-            start_transfer(task, at)
-            at = bring[task]
-        elif by[task] >= 0:
-            at = max(at, brought[task])
-        begin[task], end[task] = at, at + takes[task]
-        free[own] = end[task]
-        if by[task] >= 0:
-            buffers[own][slot[task]] = end[task]
-    begins, ends, bring_begins, bring_ends = (
-        np.array(column, np.int64) for column in (begin, end, bring, brought)
-    )
-    return replace(
-        made, begin=begins, end=ends, transfer_begin=bring_begins, transfer_end=bring_ends
-    )

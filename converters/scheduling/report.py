@@ -6,25 +6,19 @@ the times of the tables by cause, layer, block and op each add up to it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.scheduling.optimum import Bound, compute_bounds
-from llamacpp_instr.converters.scheduling.schedule import Schedule
+from llamacpp_instr.converters.scheduling.schedule import After, Schedule
 from llamacpp_instr.converters.scheduling.tasks import Label
 from llamacpp_instr.report.charts import Bar, Chart, curve_chart, lane_chart
 from llamacpp_instr.report.report import Cell, Column, Figures, Report, columns_of
-
-After = Literal["start", "source", "transfer", "engine", "buffer", "order"]
-_PREFERRED: tuple[After, ...] = ("start", "buffer", "engine", "transfer", "source")
-"""of what ended at the same time, the last is reported"""
 
 
 @dataclass(frozen=True)
@@ -44,120 +38,23 @@ class Part:
     it may not overtake, and the path goes on with what that one waited for"""
 
 
-class Activity(NamedTuple):
-    """A task, or the transfer that brings its load."""
-
-    task: int
-    transfer: bool
-
-
-class Cause(NamedTuple):
-    """What something waited for."""
-
-    time: int
-    """ns: when it could begin because of that, with the hand-over"""
-    after: After
-    of: Activity | None
-    """what ended; None for the start"""
-
-
 def critical_path(made: Schedule) -> list[Part]:
     """The parts of the critical path, in time; empty without tasks. If several tasks end last, or
     a start has several causes, one of them is followed: a source rather than an engine."""
-    if not len(made.tasks):
-        return []
-    look = Causes(made)
-    parts: list[Part] = []
-    now: Activity | None = Activity(int(np.argmax(made.end)), False)
-    while now is not None:
-        begin, end = look.span(now)
+    look, parts = made.activities, list[Part]()
+    now = int(np.argmax(made.end)) if len(made.tasks) else -1
+    while now >= 0:
+        task, begin, end = look.task[now], look.begin[now], look.end[now]
         cause = look.cause(now)
-        what: Literal["task", "transfer"] = "transfer" if now.transfer else "task"
-        parts.append(Part(what, now.task, look.engine(now), begin, end, cause.after))
+        what: Literal["task", "transfer"] = "task" if now == task else "transfer"
+        parts.append(Part(what, task, look.engine[now], begin, end, cause.after))
         if cause.time < begin:
-            parts.append(Part("wait", now.task, -1, cause.time, begin, cause.after))
-        ended = look.span(cause.of)[1] if cause.of else 0
+            parts.append(Part("wait", task, -1, cause.time, begin, cause.after))
+        ended = look.end[cause.of] if cause.of >= 0 else 0
         if ended < cause.time:
-            parts.append(Part("hand-over", now.task, -1, ended, cause.time, cause.after))
+            parts.append(Part("hand-over", task, -1, ended, cause.time, cause.after))
         now = cause.of
     return parts[::-1]
-
-
-class Causes:
-    """Looks up why tasks and transfers of a schedule begin when they do."""
-
-    def __init__(self, made: Schedule) -> None:
-        self._made = made
-        self._streams = (made.transfer_engine >= 0) & (made.transfer_begin == made.begin)
-        fed = np.flatnonzero(made.transfer_engine >= 0)
-        activities = [Activity(task, False) for task in range(len(made.tasks))]
-        activities += [Activity(task, True) for task in fed.tolist()]
-        engine = np.concatenate((made.engine, made.transfer_engine[fed]))
-        begin = np.concatenate((made.begin, made.transfer_begin[fed]))
-        self._before = {
-            activities[other]: activities[one]
-            for one, other in pairwise(np.lexsort((begin, engine)).tolist())
-            if engine[one] == engine[other]
-        }
-        """what the same engine did before"""
-        self._emptied: dict[int, list[tuple[int, int]]] = {}
-        """of each engine: when its buffers were emptied, and by which task"""
-        for task in fed[np.argsort(made.end[fed], kind="stable")].tolist():
-            emptied = self._emptied.setdefault(int(made.engine[task]), [])
-            emptied.append((int(made.end[task]), task))
-
-    def span(self, of: Activity) -> tuple[int, int]:
-        made = self._made
-        if of.transfer:
-            return int(made.transfer_begin[of.task]), int(made.transfer_end[of.task])
-        return int(made.begin[of.task]), int(made.end[of.task])
-
-    def engine(self, of: Activity) -> int:
-        made = self._made
-        return int((made.transfer_engine if of.transfer else made.engine)[of.task])
-
-    def cause(self, of: Activity) -> Cause:
-        """The latest of what an activity waited for."""
-        if self._streams[of.task]:
-            of = Activity(of.task, False)  # the two begin together
-        begin = self.span(of)[0]
-        found = self._own_cause(of)
-        other = of.task
-        in_order = self._made.policy == "program" and not of.transfer
-        while in_order and found.time < begin:
-            other -= 1
-            if other < 0 or self._made.begin[other] < begin:
-                break
-            found = self._own_cause(Activity(other, False))._replace(after="order")
-        return found
-
-    def _own_cause(self, of: Activity) -> Cause:
-        causes = [Cause(0, "start", None), *self._ended(of)]
-        brought = Activity(of.task, True)
-        if self._streams[of.task]:
-            causes += self._ended(brought)
-        elif not of.transfer and self._made.transfer_engine[of.task] >= 0:
-            causes.append(Cause(self.span(brought)[1], "transfer", brought))
-        return max(causes, key=lambda cause: (cause.time, _PREFERRED.index(cause.after)))
-
-    def _ended(self, of: Activity) -> Iterator[Cause]:
-        """What ended before: on its engine; its sources, of a transfer those that write the cache;
-        and what the buffer of a transfer held."""
-        made, tasks = self._made, self._made.tasks
-        if of in self._before:
-            before = self._before[of]
-            yield Cause(self.span(before)[1], "engine", before)
-        on = self.engine(of)
-        for source in tasks.sources[tasks.first[of.task] : tasks.first[of.task + 1]].tolist():
-            if not of.transfer or tasks.label_of(source).block == "kv":
-                later = made.engines.handover_ns if made.engine[source] != on else 0
-                yield Cause(int(made.end[source]) + later, "source", Activity(source, False))
-        if of.transfer:
-            emptied = self._emptied[int(made.engine[of.task])]
-            at = bisect_right(emptied, (self.span(of)[0], len(tasks))) - 1
-            if at >= 0:
-                ended, holder = emptied[at]
-                yield Cause(ended, "buffer", Activity(holder, False))
 
 
 @dataclass(frozen=True)
@@ -186,7 +83,7 @@ class SweepPoint:
 
 def sweep_point(made: Schedule) -> SweepPoint:
     """What a curve needs of a schedule."""
-    busy = int((made.end - made.begin).sum() + (made.transfer_end - made.transfer_begin).sum())
+    busy = sum(made.activities.end) - sum(made.activities.begin)
     bound = compute_bounds(made.tasks, made.engines)[0]
     return SweepPoint(made.engines.count(), made.makespan, int(made.tasks.ns.sum()), busy, bound)
 
@@ -276,22 +173,17 @@ def _whole(made: Schedule, notes: Sequence[str]) -> Report:
 
 
 def _engines(made: Schedule) -> Report:
-    kind_of = np.array(made.engines.kind_numbers())
-    fed = made.transfer_engine >= 0
+    work, n = made.activities, len(made.tasks)
+    kind_of = np.array(made.engines.kind_numbers())[np.array(work.engine, np.int64)]
+    ns = np.array(work.end, np.int64) - np.array(work.begin, np.int64)
     rows: list[list[Cell]] = []
     for number, kind in enumerate(made.engines.kinds):
-        own = kind_of[made.engine] == number
-        brings = fed & (kind_of[made.transfer_engine] == number)
-        busy = int((made.end - made.begin)[own].sum())
-        busy += int((made.transfer_end - made.transfer_begin)[brings].sum())
-        moved = int(made.tasks.bytes[own].sum() - made.tasks.load[own & fed].sum())
-        moved += int(made.tasks.load[brings].sum())
+        own = kind_of == number
+        busy, moved = int(ns[own].sum()), int(work.moved[own].sum()) or None
+        n_tasks, loads = int(own[:n].sum()), int(own[n:].sum()) or None
         runs = "everything" if kind.runs is None else ", ".join(sorted(kind.runs))
         utilization = busy / (made.makespan * kind.count) if made.makespan else 0.0
-        loads = int(brings.sum()) or None
-        rows.append(
-            [kind.name, runs, kind.count, int(own.sum()), loads, busy, utilization, moved or None]
-        )
+        rows.append([kind.name, runs, kind.count, n_tasks, loads, busy, utilization, moved])
     columns = [
         *columns_of("text", "engines", "runs"),
         *columns_of("count", "count", "tasks", "loads"),
@@ -361,17 +253,12 @@ def gantt_chart(made: Schedule, title: str) -> Chart | None:
     if engines.count() > MOST_LANES or not 0 < len(tasks) <= MOST_BARS:
         return None
     critical = {(part.task, part.what) for part in critical_path(made)}
-    labels = [tasks.labels[label] for label in tasks.label.tolist()]
-    whole = zip(made.engine.tolist(), made.begin.tolist(), made.end.tolist(), strict=True)
-    bars = [
-        Bar(*where, label.block, label.name, (task, "task") in critical)
-        for task, (where, label) in enumerate(zip(whole, labels, strict=True))
-    ]
-    for task in np.flatnonzero(made.transfer_engine >= 0).tolist():
-        columns = made.transfer_engine, made.transfer_begin, made.transfer_end
-        engine, begin, end = (int(column[task]) for column in columns)
-        marked = (task, "transfer") in critical
-        bars.append(Bar(engine, begin, end, "load", labels[task].name, marked))
+    work, bars = made.activities, []
+    for of, task in enumerate(work.task):
+        label, what = tasks.label_of(task), "task" if of == task else "transfer"
+        block = label.block if of == task else "load"
+        where = work.engine[of], work.begin[of], work.end[of]
+        bars.append(Bar(*where, block, label.name, (task, what) in critical))
     lanes = [engines.name(engine) for engine in range(engines.count())]
     return lane_chart(title, lanes, bars, "critical path")
 

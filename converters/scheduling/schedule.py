@@ -19,8 +19,12 @@ Equal input gives the equal schedule: ties go to the smaller number of task and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heappop, heappush, heapreplace
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +66,122 @@ class Schedule:
     def makespan(self) -> int:
         """ns until everything has ended."""
         return int(self.end.max(initial=0))
+
+    @cached_property
+    def activities(self) -> Activities:
+        """What the engines do and wait for."""
+        return Activities(self)
+
+
+After = Literal["start", "source", "transfer", "engine", "buffer", "order"]
+_PREFERRED: tuple[After, ...] = ("start", "buffer", "engine", "transfer", "source")
+"""of what ended at the same time, the last is reported"""
+
+
+class Cause(NamedTuple):
+    """What an activity waited for."""
+
+    time: int
+    """ns: when it could begin because of that, with the hand-over"""
+    after: After
+    of: int
+    """the activity that ended; -1 for the start"""
+
+
+class Activities:
+    """The tasks of a schedule by number, then the transfers that bring the loads of tasks; and why
+    each begins when it does."""
+
+    def __init__(self, made: Schedule) -> None:
+        self._made, self._n = made, len(made.tasks)
+        fed = np.flatnonzero(made.transfer_engine >= 0)
+        self.task: list[int] = [*range(self._n), *fed.tolist()]
+        self.engine: list[int] = made.engine.tolist() + made.transfer_engine[fed].tolist()
+        self.begin: list[int] = made.begin.tolist() + made.transfer_begin[fed].tolist()
+        self.end: list[int] = made.end.tolist() + made.transfer_end[fed].tolist()
+        moved = made.tasks.bytes.copy()
+        moved[fed] -= made.tasks.load[fed]
+        self.moved = np.concatenate((moved, made.tasks.load[fed]))
+        """bytes"""
+        self.transfer_of = {task: i for i, task in enumerate(self.task) if i >= self._n}
+        """by task that is fed"""
+        self._before = {
+            other: one
+            for one, other in pairwise(np.lexsort((self.begin, self.engine)).tolist())
+            if self.engine[one] == self.engine[other]
+        }
+        """what the same engine did before"""
+        self._held: dict[int, int] = {}
+        """of transfers: the task whose load was in the buffer before"""
+        buffers: dict[int, list[int]] = {}
+        """the two tasks that each engine was fed last, first the one that ends first"""
+        for transfer in sorted(
+            self.transfer_of.values(), key=lambda of: (self.begin[of], self._streams(of))
+        ):
+            task = self.task[transfer]
+            held = buffers.setdefault(self.engine[task], [])
+            if len(held) == 2:
+                self._held[transfer] = held.pop(0)
+            held.append(task)
+            held.sort(key=self.end.__getitem__)
+
+    def waits(self, of: int) -> Iterator[tuple[After, int, int]]:
+        """The activities that must have ended before one begins: why, which, and for how long it
+        is handed over, in ns. A task begins together with the transfer that streams its load, so
+        both wait for the same."""
+        tasks, task = self._made.tasks, self.task[of]
+        transfer = self.transfer_of.get(task, -1)
+        streams = self._streams(transfer)
+        for one in (task, transfer) if streams else (of,):
+            if one in self._before:
+                yield "engine", self._before[one], 0
+            for source in tasks.sources[tasks.first[task] : tasks.first[task + 1]].tolist():
+                if one == task or tasks.label_of(source).block == "kv":
+                    apart = self.engine[source] != self.engine[one]
+                    yield "source", source, self._made.engines.handover_ns if apart else 0
+            if one in self._held:
+                yield "buffer", self._held[one], 0
+        if of == task and transfer >= 0 and not streams:
+            yield "transfer", transfer, 0
+
+    def _streams(self, of: int) -> bool:
+        return of >= self._n and self.begin[of] == self.begin[self.task[of]]
+
+    def cause(self, of: int) -> Cause:
+        """The latest of what an activity waited for."""
+        task, begin = self.task[of], self.begin[of]
+        found = self._latest(of)
+        in_order = self._made.policy == "program" and begin == self.begin[task]
+        while in_order and found.time < begin:
+            task -= 1
+            if task < 0 or self.begin[task] < begin:
+                break
+            found = self._latest(task)._replace(after="order")
+        return found
+
+    def _latest(self, of: int) -> Cause:
+        waits = (Cause(self.end[one] + ns, after, one) for after, one, ns in self.waits(of))
+        causes = [Cause(0, "start", -1), *waits]
+        return max(causes, key=lambda cause: (cause.time, _PREFERRED.index(cause.after)))
+
+    def shifted_left(self) -> Schedule:
+        """The schedule with the same engines and orders, and everything as early as possible: each
+        begin is the end of something that it waited for, or zero."""
+        begin, end = self.begin.copy(), self.end.copy()
+        # of those that begin together, a task may wait for its transfer
+        for of in sorted(range(len(begin)), key=lambda of: (self.begin[of], of < self._n)):
+            begin[of] = max((end[one] + ns for _, one, ns in self.waits(of)), default=0)
+            end[of] = begin[of] + self.end[of] - self.begin[of]
+        transfer_begin, transfer_end = np.zeros((2, self._n), np.int64)
+        for task, transfer in self.transfer_of.items():
+            transfer_begin[task], transfer_end[task] = begin[transfer], end[transfer]
+        return replace(
+            self._made,
+            begin=np.array(begin[: self._n], np.int64),
+            end=np.array(end[: self._n], np.int64),
+            transfer_begin=transfer_begin,
+            transfer_end=transfer_end,
+        )
 
 
 @dataclass(frozen=True)

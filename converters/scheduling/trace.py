@@ -22,7 +22,7 @@ from llamacpp_instr.converters.exports.perfetto.packets import (
     sample,
     track,
 )
-from llamacpp_instr.converters.scheduling.report import Activity, Causes, Part, critical_path
+from llamacpp_instr.converters.scheduling.report import Part, critical_path
 from llamacpp_instr.converters.scheduling.schedule import Schedule
 
 MOST_TASKS = 200_000
@@ -47,13 +47,8 @@ class _Writer:
         self._made, self._output = made, write
         self._packets = Packets()
         self._path = critical_path(made)
-        self._critical = {
-            Activity(part.task, part.what == "transfer")
-            for part in self._path
-            if part.what in ("task", "transfer")
-        }
-        self._causes = Causes(made)
-        self._fed = made.transfer_engine >= 0
+        self._critical = {(part.task, part.what) for part in self._path}
+        self._work = made.activities
         self._out: list[list[int]] = [[] for _ in range(len(made.tasks))]
         """of each task: the numbers of the flows that leave it"""
         for number, source in enumerate(made.tasks.sources.tolist()):
@@ -108,25 +103,20 @@ class _Writer:
     def _engines(self) -> None:
         """Engines that bring loads first: of what begins together, a flow has to leave before it
         arrives."""
-        made = self._made
-        work: dict[int, list[tuple[int, Activity]]] = {}
-        activities = [Activity(task, False) for task in range(len(made.tasks))]
-        activities += [Activity(task, True) for task in np.flatnonzero(self._fed).tolist()]
-        for activity in activities:
-            begin, _ = self._causes.span(activity)
-            work.setdefault(self._causes.engine(activity), []).append((begin, activity))
-        brings = set(made.transfer_engine.tolist())
-        for engine in sorted(work, key=lambda engine: (engine not in brings, engine)):
-            for _, activity in sorted(work[engine]):
-                self._activity(_FIRST_ENGINE + engine, activity)
+        engine, begin = self._work.engine, self._work.begin
+        brings = {engine[transfer] for transfer in self._work.transfer_of.values()}
+        for of in sorted(
+            range(len(engine)), key=lambda of: (engine[of] not in brings, engine[of], begin[of])
+        ):
+            self._activity(_FIRST_ENGINE + engine[of], of)
 
-    def _activity(self, on: int, activity: Activity) -> None:
-        made, tasks, task = self._made, self._made.tasks, activity.task
+    def _activity(self, on: int, of: int) -> None:
+        made, tasks, task = self._made, self._made.tasks, self._work.task[of]
         label = tasks.label_of(task)
-        begin, end = self._causes.span(activity)
-        critical = activity in self._critical
+        begin, end = self._work.begin[of], self._work.end[of]
+        critical = (task, "task" if of == task else "transfer") in self._critical
         args: dict[str, Value] = {"name": label.name}
-        if activity.transfer:
+        if of != task:
             args |= {
                 "layer": label.layer, "block": label.block, "critical": critical,
                 "bytes": int(tasks.load[task]),
@@ -138,11 +128,11 @@ class _Writer:
                 "copy": int(tasks.copy[task]), "recorded_ns": int(tasks.ns[task]),
                 "speed": float(tasks.ns[task]) / (end - begin), "bytes": int(tasks.bytes[task]),
             }  # fmt: skip
-        cause = self._causes.cause(activity)
-        ended = f": {tasks.label_of(cause.of.task).name}" if cause.of else ""
+        cause = self._work.cause(of)
+        ended = f": {tasks.label_of(self._work.task[cause.of]).name}" if cause.of >= 0 else ""
         args["waited_for"] = cause.after + ended
-        brought = [self._n_flows + task] if self._fed[task] else []
-        if activity.transfer:
+        brought = [self._n_flows + task] if task in self._work.transfer_of else []
+        if of != task:
             name = f"load {label.title}"
             self._slice(on, name, "transfer", begin, end, args, "load", brought)
             return
@@ -163,22 +153,18 @@ class _Writer:
         self._slice(_PATH, name, "path", part.begin, part.end, args, colour)
 
     def _counters(self) -> None:
-        made, tasks = self._made, self._made.tasks
-        fed = np.flatnonzero(self._fed)
-        begin = np.concatenate((made.begin, made.transfer_begin[fed]))
-        end = np.concatenate((made.end, made.transfer_end[fed]))
-        moved = tasks.bytes - np.where(self._fed, tasks.load, 0)
-        rate = np.concatenate((moved, tasks.load[fed])) / (end - begin) * 1e9
+        made, work = self._made, self._work
+        begin, end = np.array(work.begin, np.int64), np.array(work.end, np.int64)
+        rate = work.moved / (end - begin) * 1e9
         one = np.ones(len(begin), np.int64)
-        engine = np.concatenate((made.engine, made.transfer_engine[fed]))
-        kind = np.array(made.engines.kind_numbers())[engine]
+        kind = np.array(made.engines.kind_numbers())[work.engine]
         chosen = [("busy engines", "engines", one)]
         if len(made.engines.kinds) > 1:
             chosen += [
                 (f"busy {of.name}", "engines", (kind == number).astype(np.int64))
                 for number, of in enumerate(made.engines.kinds)
             ]
-        if tasks.bytes.any():
+        if made.tasks.bytes.any():
             chosen.append(("bytes/s in flight", "B/s", np.rint(rate).astype(np.int64)))
         times, where = np.unique(np.concatenate((begin, end)), return_inverse=True)
         for number, (name, unit, amount) in enumerate(chosen, _COUNTERS):

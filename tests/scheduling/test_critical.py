@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, settings
 
-from llamacpp_instr.converters.scheduling.optimum import shifted_left
 from llamacpp_instr.converters.scheduling.report import critical_path
 from llamacpp_instr.converters.scheduling.schedule import Schedule, schedule_list, schedule_program
 from llamacpp_instr.converters.scheduling.tasks import EngineKind, Engines, equal_engines
@@ -38,7 +37,7 @@ def test_the_parts_add_up_and_nothing_waits_without_a_cause(tasks, engines) -> N
     for made in (schedule_list(tasks, engines), schedule_program(tasks, engines)):
         assert_whole(made)
         assert all(part.what != "wait" for part in critical_path(made))
-    shifted = shifted_left(made)
+    shifted = made.activities.shifted_left()
     assert_whole(shifted)
     assert all(part.what != "wait" for part in critical_path(shifted))
 
@@ -104,7 +103,7 @@ def test_a_task_waits_for_its_load_also_from_the_first_engine() -> None:
     rows = [("MUL_MAT", ns, []) for ns in (300, 310, 320)]
     tasks = make_tasks(rows, load=[100] * 3, bytes=[100] * 3)
     made = schedule_list(tasks, Engines(kinds, transfers=True))
-    shifted = shifted_left(made)
+    shifted = made.activities.shifted_left()
     assert_valid(shifted)
     assert set(shifted.transfer_engine.tolist()) == {0}
     for begin, brought in zip(shifted.begin.tolist(), shifted.transfer_end.tolist(), strict=True):

@@ -10,7 +10,6 @@ from llamacpp_instr.converters.scheduling.optimum import (
     MOST_TASKS,
     compute_bounds,
     schedule_optimal,
-    shifted_left,
 )
 from llamacpp_instr.converters.scheduling.schedule import schedule_list
 from llamacpp_instr.converters.scheduling.tasks import EngineKind, Engines, equal_engines
@@ -47,7 +46,7 @@ def test_it_is_valid_and_no_worse_than_the_rules(tasks, engines) -> None:
 @given(graphs(), machines())
 def test_shifting_leaves_a_schedule_valid_and_begins_nothing_later(tasks, engines) -> None:
     made = schedule_list(tasks, engines)
-    shifted = shifted_left(made)
+    shifted = made.activities.shifted_left()
     assert_valid(shifted)
     assert (shifted.begin <= made.begin).all()
     assert (shifted.engine == made.engine).all()
