@@ -176,25 +176,13 @@ class Resolver:
         self.open_marks: dict[int, tuple[int, schema.Mark]] = {}
         """with the line; begun and not ended"""
         self._given: defaultdict[str, Numbers] = defaultdict(Numbers)
+        # the methods with the name of an event are its rules
         self._rules: dict[type[schema.Event], tuple[Check, Take]] = {
-            schema.SessionStart: (self._check_session_start, self._take_session_start),
-            schema.Mark: (self._check_mark, self._take_mark),
-            schema.Model: (self._check_model, self._take_model),
-            schema.Tensor: (self._check_tensor, self._take_tensor),
-            schema.Context: (self._check_context, self._take_context),
-            schema.Memory: (self._check_of_context, self._take_of_context),
-            schema.Graph: (self._check_graph, self._take_graph),
-            schema.Plan: (self._check_plan, self._take_plan),
-            schema.StepBegin: (self._check_step_begin, self._take_step_begin),
-            schema.StepEnd: (self._check_step_end, self._take_step_end),
-            schema.Compute: (self._check_compute, self._take_compute),
-            schema.Layers: (self._check_layers, self._take_measured),
-            schema.Ops: (self._check_ops, self._take_ops),
-            schema.Splits: (self._check_splits, self._take_measured),
-            schema.Sync: (self._check_of_context, self._take_of_context),
-            schema.Kv: (self._check_of_step, self._take_kv),
-            schema.Token: (self._check_of_step, self._take_token),
-            schema.TensorStats: (self._check_tensor_stats, self._take_tensor_stats),
+            of: (
+                getattr(self, f"_check_{schema.event_name(of)}", lambda _event: iter(())),
+                getattr(self, f"_take_{schema.event_name(of)}", lambda _line, _event: None),
+            )
+            for of in schema.EVENTS
         }
 
     def follow(
@@ -246,8 +234,7 @@ class Resolver:
 
     def problems(self, event: schema.Event) -> Iterator[str]:
         """Why the event is not whole, one message each; changes nothing."""
-        rule = self._rules.get(type(event))
-        found = rule[0](event) if rule else iter(())
+        found = self._rules[type(event)][0](event)
         # loading a model begins before the library can open a session by itself
         begin = self._begin or 0
         if event.t < begin and not isinstance(event, schema.Model):
@@ -257,8 +244,7 @@ class Resolver:
     def take(self, line: int, event: schema.Event) -> None:
         """Keep what later events can name. An event that is not whole is taken as far as later
         events can then be checked."""
-        if (rule := self._rules.get(type(event))) is not None:
-            rule[1](line, event)
+        self._rules[type(event)][1](line, event)
 
     def step_of(self, event: schema.Event) -> int:
         """The step that the latest event belongs to, -1 for none."""
@@ -289,9 +275,8 @@ class Resolver:
         model = self.models.get(event.model)
         if math.prod(event.ne) > schema.MOST:
             yield "an impossible tensor shape"
-        if model is None:
-            yield self._missing("model", event.model)
-        elif event.tensor in model.tensors:
+        yield from self._known("model", event.model)
+        if model is not None and event.tensor in model.tensors:
             yield f"tensor {event.tensor} of model {event.model} was given before"
 
     def _take_tensor(self, _line: int, event: schema.Tensor) -> None:
@@ -302,8 +287,7 @@ class Resolver:
     def _check_context(self, event: schema.Context) -> Iterator[str]:
         if event.ctx in self._given["context"]:
             yield f"context {event.ctx} was given before"
-        if event.model not in self.models:
-            yield self._missing("model", event.model)
+        yield from self._known("model", event.model)
 
     def _take_context(self, _line: int, event: schema.Context) -> None:
         model = self.models.get(event.model)
@@ -376,8 +360,7 @@ class Resolver:
     # --- steps and computes ---
 
     def _check_step_begin(self, event: schema.StepBegin) -> Iterator[str]:
-        if event.ctx not in self.contexts:
-            yield self._missing("context", event.ctx)
+        yield from self._known("context", event.ctx)
         yield from sequence_problems(event)
         if event.step in self._given["step"]:
             yield f"step {event.step} was given before"
@@ -402,11 +385,9 @@ class Resolver:
         if event.compute in self._given["compute"]:
             yield f"compute {event.compute} was given before"
             return
-        if event.ctx not in self.contexts:
-            yield self._missing("context", event.ctx)
-        if graph is None:
-            yield self._missing("graph", event.graph)
-        elif graph.event.ctx != event.ctx:
+        yield from self._known("context", event.ctx)
+        yield from self._known("graph", event.graph)
+        if graph and graph.event.ctx != event.ctx:
             yield f"of context {event.ctx}, its graph is of context {graph.event.ctx}"
         if step is None and event.step != -1:
             over = event.step in self._given["step"]
@@ -434,66 +415,66 @@ class Resolver:
 
     def _check_layers(self, event: schema.Layers) -> Iterator[str]:
         yield from interval_problems(event, layer=event.layer, gap=event.gap)
-        if event.compute not in self.computes:
-            yield self._missing("compute", event.compute)
+        yield from self._known("compute", event.compute)
 
     def _check_ops(self, event: schema.Ops) -> Iterator[str]:
         yield from interval_problems(event, gap=event.gap, wait=event.wait)
-        if event.compute not in self.computes:
-            yield self._missing("compute", event.compute)
+        yield from self._known("compute", event.compute)
+        yield from self._known("plan", event.plan)
         compute, plan = self.computes.get(event.compute), self.plans.get(event.plan)
         if plan is None:
-            yield self._missing("plan", event.plan)
-        elif len(event.dur) != len(plan.event.node):
+            return
+        if len(event.dur) != len(plan.event.node):
             yield f"{len(event.dur)} kernels, plan {event.plan} has {len(plan.event.node)}"
         elif compute and plan.graph is not compute.graph:
             other = compute.event.graph
             yield f"plan {event.plan} is of graph {plan.event.graph}, the compute of graph {other}"
 
     def _take_ops(self, line: int, event: schema.Ops) -> None:
-        self._take_measured(line, event)
+        self._take_layers(line, event)
         if (plan := self.plans.get(event.plan)) is not None:
             self.plan = plan
 
     def _check_splits(self, event: schema.Splits) -> Iterator[str]:
         columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
         yield from interval_problems(event, **columns)
-        if event.compute not in self.computes:
-            yield self._missing("compute", event.compute)
+        yield from self._known("compute", event.compute)
         compute = self.computes.get(event.compute)
         if compute and max(event.split, default=-1) >= len(compute.graph.event.splits):
             yield f"split {max(event.split)}, the graph has {len(compute.graph.event.splits)}"
 
     def _check_tensor_stats(self, event: schema.TensorStats) -> Iterator[str]:
         graph = self.graphs.get(event.graph)
-        if event.compute not in self.computes:
-            yield self._missing("compute", event.compute)
-        if graph is None:
-            yield self._missing("graph", event.graph)
-        elif event.node >= graph.event.n_nodes:
+        yield from self._known("compute", event.compute)
+        yield from self._known("graph", event.graph)
+        if graph and event.node >= graph.event.n_nodes:
             yield f"node {event.node} of graph {event.graph}, which has {graph.event.n_nodes}"
 
     def _take_tensor_stats(self, line: int, event: schema.TensorStats) -> None:
-        self._take_measured(line, event)
+        self._take_layers(line, event)
         if (graph := self.graphs.get(event.graph)) is not None:
             self.graph = graph
 
-    def _take_measured(self, _line: int, event: Measured) -> None:
+    def _take_layers(self, _line: int, event: Measured) -> None:
         if (compute := self.computes.get(event.compute)) is not None:
             self.compute = compute
 
-    def _check_of_context(self, event: schema.Memory | schema.Sync) -> Iterator[str]:
-        if event.ctx not in self.contexts:
-            yield self._missing("context", event.ctx)
+    _take_splits = _take_layers
 
-    def _take_of_context(self, _line: int, event: schema.Memory | schema.Sync) -> None:
+    def _check_memory(self, event: schema.Memory | schema.Sync) -> Iterator[str]:
+        return self._known("context", event.ctx)
+
+    def _take_memory(self, _line: int, event: schema.Memory | schema.Sync) -> None:
         self._named(event.ctx)
 
-    def _check_of_step(self, event: schema.Kv | schema.Token) -> Iterator[str]:
-        if event.ctx not in self.contexts:
-            yield self._missing("context", event.ctx)
+    _check_sync, _take_sync = _check_memory, _take_memory
+
+    def _check_kv(self, event: schema.Kv | schema.Token) -> Iterator[str]:
+        yield from self._known("context", event.ctx)
         if event.step != -1 and event.step not in self._given["step"]:
             yield f"step {event.step} never began"
+
+    _check_token = _check_kv
 
     def _take_kv(self, _line: int, event: schema.Kv) -> None:
         if (context := self._named(event.ctx)) is not None:
@@ -511,6 +492,11 @@ class Resolver:
         if context is not None:
             self.context = self.contexts[ctx] = context
         return context
+
+    def _known(self, what: str, number: int) -> Iterator[str]:
+        """Why a model, context, graph, plan or compute cannot be named, if so."""
+        if number not in getattr(self, f"{what}s"):
+            yield self._missing(what, number)
 
     def _missing(self, what: str, number: int) -> str:
         given = number in self._given[what]
