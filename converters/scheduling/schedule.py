@@ -19,10 +19,11 @@ Equal input gives the equal schedule: ties go to the smaller number of task and 
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heappop, heappush, heapreplace
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -257,10 +258,11 @@ class Places:
         self._kind_of = engines.kind_numbers()
         self.free = [0] * len(self._kind_of)
         """when each engine has ended all that it was given"""
-        self._heaps: list[list[int]] = [[] for _ in engines.kinds]
+        self._queues: list[list[int]] = [[] for _ in engines.kinds]
+        """of each kind: when its engines are free, and their numbers, sorted"""
         for engine, kind in enumerate(self._kind_of):
-            self._heaps[kind].append(engine)
-        self.next_engine = [heap[0] for heap in self._heaps]
+            self._queues[kind].append(engine)
+        self.next_engine = [queue[0] for queue in self._queues]
         """of each kind: the engine that is free first"""
         self.next_free = [0] * len(engines.kinds)
         """and when"""
@@ -332,20 +334,13 @@ class Places:
         return best_begin
 
     def _give(self, engine: int, until: int) -> None:
-        kind, free = self._kind_of[engine], self.free
-        heap = self._heaps[kind]
-        free[engine] = until
-        if engine == self.next_engine[kind]:
-            heapreplace(heap, until << _SHIFT | engine)
-            top = heap[0]
-            # what was pushed before an engine was given more is no longer true
-            while free[top & _MASK] != top >> _SHIFT:
-                heappop(heap)
-                top = heap[0]
-            self.next_engine[kind] = top & _MASK
-            self.next_free[kind] = top >> _SHIFT
-        else:
-            heappush(heap, until << _SHIFT | engine)
+        kind = self._kind_of[engine]
+        queue = self._queues[kind]
+        del queue[bisect_left(queue, self.free[engine] << _SHIFT | engine)]
+        insort(queue, until << _SHIFT | engine)
+        self.free[engine] = until
+        self.next_engine[kind] = queue[0] & _MASK
+        self.next_free[kind] = queue[0] >> _SHIFT
 
     def _times(
         self, task: int, kind: int, engine: int, ready: int
@@ -432,19 +427,16 @@ def schedule_list(tasks: Tasks, engines: Engines) -> Schedule:
     order = np.argsort(-upward_ranks(tasks, engines, costs), kind="stable")
     places = Places(tasks, engines, costs)
     n = len(tasks)
-    position = np.empty(n, np.int64)
-    position[order] = np.arange(n)
     by_position: list[int] = order.tolist()
-    positions: list[int] = position.tolist()
+    positions: list[int] = np.argsort(order).tolist()
     counts = np.diff(tasks.first)
     missing: list[int] = counts.tolist()
     by_source = np.argsort(tasks.sources, kind="stable")
     readers: list[int] = np.repeat(np.arange(n), counts)[by_source].tolist()
     first_reader = np.searchsorted(tasks.sources[by_source], np.arange(n + 1)).tolist()
     # tasks that the same kinds of engine can run wait in one heap
-    of_label = kinds_of(tasks, engines)
-    groups = sorted(set(of_label))
-    group_of_label = [groups.index(kinds) for kinds in of_label]
+    groups = sorted(set(places.kinds))
+    group_of_label = [groups.index(kinds) for kinds in places.kinds]
     group = np.array(group_of_label)[tasks.label].tolist()
     ready: list[list[int]] = [[] for _ in groups]
     for task in np.flatnonzero(counts == 0).tolist():
