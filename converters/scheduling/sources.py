@@ -232,7 +232,6 @@ def tasks_by_hand(path: str, wanted: Wanted) -> MakeTasks:
 def tasks_of_session(session: Session, wanted: Wanted, time_parts: TimeParts) -> MakeTasks:
     """The tasks of a recorded compute. Raises `UsageError` if the log has none of that kind, or if
     the parts of its kernels cannot be timed on this machine."""
-
     graphs = [recorded_graph(session, wanted.phase, wanted.step, wanted.layers)]
     if wanted.beside_prefill:
         graphs.append(recorded_graph(session, "prefill", layers=wanted.layers))
@@ -249,7 +248,6 @@ def tasks_of_model(
 ) -> MakeTasks:
     """The tasks of the decode or the prefill of a model, with their predicted times on one
     thread."""
-
     graphs = []
     for prefill in (wanted.phase == "prefill", *[True] * wanted.beside_prefill):
         step = steps[prefill]

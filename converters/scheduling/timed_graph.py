@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -128,12 +129,19 @@ def timed_graph(
 
 def leaf_below(nodes: Nodes, source: int) -> int:
     """The leaf (negative) or the node that a source is, views looked through."""
+    *_, last = views_below(nodes, source)
+    return last
+
+
+def views_below(nodes: Nodes, source: int) -> Iterator[int]:
+    """A source and, while it is a view, what that is of."""
+    yield source
     while source >= 0 and not nodes.exec[source] and nodes.src[source]:
         below = nodes.src[source][0]
         if below >= source:
             break
+        yield below
         source = below
-    return source
 
 
 def written_cache(nodes: Nodes, node: int) -> int | None:
@@ -292,12 +300,8 @@ class Axes:
         return axis if known and (op in ELEMENTWISE or k == 0) and its[axis] == ours[axis] else None
 
     def _through_views(self, source: int, needed: Slice | None) -> tuple[int, Slice | None]:
-        nodes = self._nodes
-        while source >= 0 and not nodes.exec[source] and nodes.src[source]:
-            below = nodes.src[source][0]
-            if below >= source:
-                break
-            needed = self.to_source(source, 0, needed)
+        for view, below in pairwise(views_below(self._nodes, source)):
+            needed = self.to_source(view, 0, needed)
             source = below
         if source < 0 and needed is not None and not self._is_cache(source):
             needed = None

@@ -71,16 +71,10 @@ class Dialect:
             raise ValueError(f"longer than {MAX_LINE >> 20} MiB")
         if _SURROGATE.search(line):
             msgspec.json.decode(line)  # refuses halves of a character, which cannot be written
-        pairs = json.loads(line, object_pairs_hook=_Pairs)
-        if not isinstance(pairs, _Pairs):
+        data = json.loads(line, object_pairs_hook=self._object)
+        if not isinstance(data, dict):
             raise ValueError("not an object")
-        what = None
-        data: dict[str, Any] = {}
-        for key, value in pairs:
-            if key == self.key and what is None:
-                what = value
-            else:  # the second `type` is that of a tensor
-                data["tensor_type" if key == self.key else key] = _plain(value)
+        what = data.pop(self.key, None)
         if not isinstance(what, str):
             raise ValueError(f"no key `{self.key}`")
         stamp = _nanoseconds(data.pop("timestamp", None))
@@ -99,6 +93,13 @@ class Dialect:
         if what == "step_end":
             return self._step_end(data, stamp)
         return [schema.Note(t=self._now, name=what, data=data)]
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """The second `type` is that of a tensor."""
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            found["tensor_type" if key == self.key and key in found else key] = value
+        return found
 
     def _advance(self, t: int) -> None:
         if t > schema.LATEST:
@@ -222,14 +223,3 @@ def _nanoseconds(timestamp: object) -> int:
 def _is_number(value: object) -> TypeGuard[int | float]:
     # the bound excludes infinities and values that are not parameters of a model
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15
-
-
-class _Pairs(list[tuple[str, Any]]):
-    """An object with its pairs as in the line: a key may occur twice."""
-
-
-def _plain(value: Any) -> Any:
-    """A nested object as a dict."""
-    if isinstance(value, _Pairs):
-        return {key: _plain(inner) for key, inner in value}
-    return [_plain(inner) for inner in value] if isinstance(value, list) else value

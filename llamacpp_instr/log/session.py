@@ -148,15 +148,9 @@ class Timings:
     def rows(self, selected: NDArray[Any] | Sequence[int]) -> Timings:
         """The computes of these numbers, ascending."""
         chosen = without_copy(selected)
-        return replace(
-            self,
-            place=self.place[chosen],
-            compute=self.compute[chosen],
-            t=self.t[chosen],
-            dur=self.dur[chosen],
-            gap=None if self.gap is None else self.gap[chosen],
-            wait=None if self.wait is None else self.wait[chosen],
-        )
+        columns = {name: getattr(self, name) for name in _OF_COMPUTES}
+        kept = {name: None if of is None else of[chosen] for name, of in columns.items()}
+        return replace(self, **kept)
 
     @property
     def end(self) -> Int64:
@@ -176,6 +170,10 @@ class Timings:
         """The time in all intervals of each compute."""
         total: Int64 = self.dur.sum(axis=1, dtype=np.int64)
         return total
+
+
+_OF_COMPUTES = ("place", "compute", "t", "dur", "gap", "wait")
+"""what `Timings` has of each compute"""
 
 
 def without_copy(rows: NDArray[Any] | Sequence[int]) -> Any:
@@ -209,8 +207,8 @@ class TimingsCollector:
             label = tuple(event.layer if isinstance(event, Layers) else event.split)
         key = thread, plan, label, event.gap is None, wait is None
         if (into := self._collected.get(key)) is None:
-            kinds = {"place": "q", "compute": "q", "t": "q", "dur": "i", "gap": "i", "wait": "i"}
-            into = self._collected[key] = {name: array(kind) for name, kind in kinds.items()}
+            kinds = zip(_OF_COMPUTES, "qqqiii", strict=True)
+            into = self._collected[key] = {name: array(kind) for name, kind in kinds}
         into["place"].append(self._n)
         into["compute"].append(event.compute)
         into["t"].append(event.t)

@@ -98,35 +98,31 @@ def disturbed_steps(session: Session, steps: Table) -> NDArray[np.bool_]:
 
 def taken_shares(session: Session, machine: Table) -> Float64:
     """The share of the process's time that was taken in each interval, (intervals,)."""
-    taken = taken_times(session, machine)
+    taken = taken_times(machine.columns, session.start.host.cores)
     share: Float64 = taken / np.maximum(taken + machine["cpu"], 1)
     return share
-
-
-def taken_times(session: Session, machine: Table) -> Float64:
-    """The ns that the process's threads lost in each interval."""
-    return _taken(machine.columns, session.start.host.cores)
 
 
 def taken_in_all(session: Session, machine: Table) -> int:
     """The ns that the threads lost in all intervals; their sums are more exact than each."""
     columns = {name: machine[name].tolist() for name in _OF_MACHINE}
     sums = {name: [None if None in of else sum(of)] for name, of in columns.items()}
-    return int(_taken(sums, session.start.host.cores)[0])
+    return int(taken_times(sums, session.start.host.cores)[0])
 
 
 def taken_share(event: Machine, cpus: int) -> float | None:
     """The share of the time that was taken in one interval, None if the log does not record it."""
     if event.delay is None:
         return None
-    taken = float(_taken({name: [getattr(event, name)] for name in _OF_MACHINE}, cpus)[0])
+    taken = float(taken_times({name: [getattr(event, name)] for name in _OF_MACHINE}, cpus)[0])
     return taken / max(taken + event.cpu, 1)
 
 
 _OF_MACHINE = ("dur", "cpu", "delay", "busy", "steal")
 
 
-def _taken(columns: Mapping[str, Any], cpus: int) -> Float64:
+def taken_times(columns: Mapping[str, Any], cpus: int) -> Float64:
+    """The ns that the process's threads lost in each interval."""
     dur, cpu, delay = (np.array(columns[name], np.float64) for name in ("dur", "cpu", "delay"))
     steal = np.array([s or 0 for s in columns["steal"]], np.float64)
     busy = np.array([np.inf if b is None else b for b in columns["busy"]], np.float64)

@@ -86,7 +86,7 @@ def test_the_time_that_was_taken_in_an_interval(
     assert TICK == 10 * MS
     of = session(tmp_path / "a.log", event)
     share = taken / max(taken + event.cpu, 1)
-    assert taken_times(of, of.machine).tolist() == [taken]
+    assert taken_times(of.machine.columns, of.start.host.cores).tolist() == [taken]
     assert taken_shares(of, of.machine).tolist() == [pytest.approx(share)]
     assert taken_in_all(of, of.machine) == taken
     assert taken_share(event, of.start.host.cores) == pytest.approx(share)
@@ -96,7 +96,7 @@ def test_sums_over_intervals_are_more_exact_than_each(tmp_path: Path) -> None:
     """A tick of the machine's clock counts once; a sum with an unknown part is unknown."""
     busy = 44 * MS + TICK // 2
     of = session(tmp_path / "a.log", *(interval(100 * i, busy=busy) for i in range(1, 5)))
-    assert taken_times(of, of.machine).tolist() == [0] * 4
+    assert taken_times(of.machine.columns, of.start.host.cores).tolist() == [0] * 4
     assert taken_in_all(of, of.machine) == 4 * 4 * MS + 2 * TICK - TICK
     events = interval(100, busy=0), interval(200, busy=None)
     of = session(tmp_path / "b.log", *events)
