@@ -149,7 +149,9 @@ class Timings:
         """The computes of these numbers, ascending."""
         chosen = without_copy(selected)
         columns = {name: getattr(self, name) for name in _OF_COMPUTES}
-        kept = {name: None if of is None else of[chosen] for name, of in columns.items()}
+        kept: dict[str, Any] = {
+            name: None if of is None else of[chosen] for name, of in columns.items()
+        }
         return replace(self, **kept)
 
     @property
