@@ -493,14 +493,14 @@ class Resolver:
             self.context = self.contexts[ctx] = context
         return context
 
+    def _missing(self, what: str, number: int) -> str:
+        given = number in self._given[what]
+        return f"{what} {number} {_FORGOTTEN[what] if given else 'was never given'}"
+
     def _known(self, what: str, number: int) -> Iterator[str]:
         """Why a model, context, graph, plan or compute cannot be named, if so."""
         if number not in getattr(self, f"{what}s"):
             yield self._missing(what, number)
-
-    def _missing(self, what: str, number: int) -> str:
-        given = number in self._given[what]
-        return f"{what} {number} {_FORGOTTEN[what] if given else 'was never given'}"
 
 
 _GRAPHS = schema.GRAPHS_KEPT
