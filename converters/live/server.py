@@ -33,13 +33,6 @@ from llamacpp_instr.report.serving import LOOPBACK, LoopbackServer, page_routes
 
 IN_FLIGHT = 1 << 17
 """bytes that the system keeps for a viewer that does not read; it misses the frames after them"""
-SCRIPTS = ("page.js", "draw.js", "steps.js", "time.js", "words.js", "uplot.js")
-STYLES = ("page.css", "uplot.css")
-PAGE = {
-    "": ("page.html", "text/html"),
-    **{name: (name, "text/javascript") for name in SCRIPTS},
-    **{name: (name, "text/css") for name in STYLES},
-}
 
 
 class LiveServer(LoopbackServer):
@@ -63,7 +56,7 @@ class LiveServer(LoopbackServer):
     def run(self, started: Callable[[], None]) -> None:
         """Serve until Ctrl-C or SIGTERM; `started` is called once it answers."""
         own = [
-            *page_routes("llamacpp_instr.converters.live", PAGE),
+            *page_routes("llamacpp_instr.converters.live"),
             WebSocketRoute("/frames", self._frames),
             Route("/step/{step:int}", self._step),
             Route("/perfetto/{first:int}/{last:int}", self._perfetto),

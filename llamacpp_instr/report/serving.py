@@ -11,7 +11,7 @@ import importlib.resources
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import uvicorn
@@ -30,6 +30,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
     " frame-ancestors 'none'; base-uri 'none'"
 )
+MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -90,16 +91,21 @@ class LoopbackServer:
             self._server.should_exit = True
 
 
-def page_routes(package: str, files: Mapping[str, tuple[str, str]]) -> list[Route]:
-    """Routes of the files of a page, from the folder `page` of a package: path -> name and media
-    type."""
-    folder = importlib.resources.files(package) / "page"
+def page_routes(package: str) -> list[Route]:
+    """Routes of the files in the folder `page` of a package, and of those that all pages share:
+    common.js and uPlot. `page.html` is at the root."""
 
-    def route(path: str, name: str, media_type: str) -> Route:
-        data = (folder / name).read_bytes()
-        return Route(f"/{path}", lambda _request: Response(data, media_type=media_type))
+    def route(name: str, data: bytes) -> Route:
+        media_type = MEDIA_TYPES[name.rpartition(".")[2]]
+        path = "/" if name == "page.html" else f"/{name}"
+        return Route(path, lambda _request: Response(data, media_type=media_type))
 
-    return [route(path, name, media_type) for path, (name, media_type) in files.items()]
+    return [
+        route(file.name, file.read_bytes())
+        for folder in (package, __package__)
+        for file in (importlib.resources.files(folder) / "page").iterdir()
+        if file.name.rpartition(".")[2] in MEDIA_TYPES
+    ]
 
 
 class _OwnOnly:

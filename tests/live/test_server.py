@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.live import live_session
 from llamacpp_instr.converters.live.live_session import LiveSession
-from llamacpp_instr.converters.live.server import PAGE, LiveServer
+from llamacpp_instr.converters.live.server import LiveServer
 from llamacpp_instr.log import runs
 from llamacpp_instr.log.runs import FollowedLog
 from llamacpp_instr.log.schema import SessionStart
@@ -142,7 +142,7 @@ def test_a_viewer_that_was_away_too_long_is_told_what_it_lost(served: Served) ->
 
 
 def test_the_page_and_its_parts_are_served(served: Served) -> None:
-    for path in PAGE:
+    for path in ("", "page.js", "page.css", "draw.js", "common.js", "uplot.js", "uplot.css"):
         answer = served.get(served.name + path)
         assert answer.status == 200
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]

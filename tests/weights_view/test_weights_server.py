@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.lab.view.tensors import FILES, Tensors, WeightsServer, weight_routes
+from llamacpp_instr.lab.view.tensors import Tensors, WeightsServer, weight_routes
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.block_models import random_rows, write_blocks
@@ -184,7 +184,8 @@ def test_without_its_name_nothing_is_served(served: Served) -> None:
 
 
 def test_the_page_and_its_parts_are_served(served: Served) -> None:
-    for path in ("", "main.js", "uplot.js", "uplot.css", *FILES):
+    scripts = ("main", "weights", "panes", "colors", "figures", "common", "uplot")
+    for path in ("", "weights.css", "uplot.css", *(f"{name}.js" for name in scripts)):
         answer = served.get(path)
         assert answer.status == 200
         assert "default-src 'none'" in answer.headers["Content-Security-Policy"]

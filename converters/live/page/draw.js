@@ -1,7 +1,30 @@
-// Drawing: heat maps, the latest steps, and charts over time.
+// Drawing: heat maps, the latest steps, and charts over time; and numbers as people read them.
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const ink = () => getComputedStyle(document.body).color;
+import { $, dark, makeChart } from "./common.js";
+
+export function duration(ns) {
+  if (ns === null || ns === undefined) return "–";
+  const [value, unit] = ns >= 1e9 ? [ns / 1e9, "s"] : ns >= 1e6 ? [ns / 1e6, "ms"] : [ns / 1e3, "µs"];
+  return `${value.toPrecision(3)} ${unit}`.replace(/e\+\d+/, "");
+}
+
+export const mib = (bytes) => `${(bytes / 2 ** 20).toFixed(bytes < 2 ** 30 ? 1 : 0)} MiB`;
+
+export function put(element, value) {
+  if (element.textContent !== value) element.textContent = value;
+}
+
+export const text = (id, value) => put($(id), value);
+
+// Calls `move(pixels)` when the wheel turns sideways.
+export function onSideways(element, move) {
+  element.addEventListener("wheel", (event) => {
+    const by = event.deltaX || (event.shiftKey ? event.deltaY : 0);
+    if (!by) return;
+    event.preventDefault();
+    move(by);
+  }, { passive: false });
+}
 
 // 0 to 1 as a colour from the page's background to a strong orange
 export function heatColour(share) {
@@ -26,20 +49,12 @@ export function drawHeat(canvas, values, known) {
   }));
 }
 
-export function cellAt(canvas, event, rows, columns) {
-  const box = canvas.getBoundingClientRect();
-  const x = Math.floor((event.clientX - box.left) / box.width * columns);
-  const y = Math.floor((event.clientY - box.top) / box.height * rows);
-  return x >= 0 && x < columns && y >= 0 && y < rows ? [y, x] : null;
-}
-
 const COLOUR = { prefill: "#8250df", decode: "#0a7ea4", encode: "#bf8700" };
 export const STEP_WIDTH = 4;
 
 // Draws `steps`, the latest at the right edge, as bars of their time on a logarithmic scale.
 export function drawSteps(canvas, steps, chosen) {
-  const scale = devicePixelRatio || 1;
-  const width = canvas.clientWidth, height = canvas.clientHeight;
+  const width = canvas.clientWidth, height = canvas.clientHeight, scale = devicePixelRatio || 1;
   canvas.width = width * scale;
   canvas.height = height * scale;
   const context = canvas.getContext("2d");
@@ -50,7 +65,7 @@ export function drawSteps(canvas, steps, chosen) {
   shown.forEach((step, i) => {
     const share = Math.log(Math.max(step[6], 1) / least * 1.2) / Math.log(most / least * 1.2);
     const x = width - (shown.length - i) * STEP_WIDTH;
-    context.fillStyle = step[0] === chosen ? ink() : COLOUR[step[2]];
+    context.fillStyle = step[0] === chosen ? getComputedStyle(canvas).color : COLOUR[step[2]];
     const tall = Math.max(2, share * (height - 4));
     context.fillRect(x, height - tall, STEP_WIDTH - 1, tall);
   });
@@ -59,16 +74,13 @@ export function drawSteps(canvas, steps, chosen) {
 
 // A chart of columns of `series` over seconds. `edges()` are the first and last second that are
 // shown, `range()` those that are marked or null; `choose(from, to)` is called when the user drags.
-export function makeChart(place, series, format, { edges, range, choose }) {
-  const options = () => ({
-    width: place.clientWidth || 300,
-    height: 150,
+export function chartOverTime(place, series, format, { edges, range, choose }) {
+  const chart = makeChart(place, 150, [[], ...series.map(() => [])], {
     scales: { x: { time: false, range: edges }, y: { range: (_, least, most) => [0, most > 0 ? most * 1.1 : 1] } },
     cursor: { y: false, drag: { x: true, y: false, setScale: false }, sync: { key: "time" } },
     legend: { show: series.length > 1 },
     hooks: {
-      setSelect: [(chart) => {
-        const { left, width } = chart.select;
+      setSelect: [({ select: { left, width } }) => {
         if (width > 0) choose(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
       }],
       draw: [(chart) => {
@@ -80,13 +92,8 @@ export function makeChart(place, series, format, { edges, range, choose }) {
       { label: "s" },
       ...series.map(([label, colour]) => ({ label, stroke: colour, width: 1.5, points: { show: false } })),
     ],
-    axes: [
-      { stroke: ink, grid: { stroke: "#8883" }, values: (_, at) => at.map(clock) },
-      { stroke: ink, grid: { stroke: "#8883" }, size: 58, values: (_, at) => at.map(format) },
-    ],
+    axes: [{ values: (_, at) => at.map(clock) }, { size: 58, values: (_, at) => at.map(format) }],
   });
-  const chart = new uPlot(options(), [[], ...series.map(() => [])], place);
-  new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: 150 })).observe(place);
   dark.addEventListener("change", () => chart.redraw());
   return chart;
 }

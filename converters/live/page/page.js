@@ -1,9 +1,9 @@
 // The page of a live session: takes frames from the server and draws what is new.
 
-import { cellAt, clock, drawHeat, heatColour } from "./draw.js";
+import { $, cellAt, count, make, row } from "./common.js";
+import { clock, drawHeat, duration, heatColour, mib, put, text } from "./draw.js";
 import * as strip from "./steps.js";
 import * as time from "./time.js";
-import { $, count, duration, make, mib, middle, put, tableRows, text } from "./words.js";
 
 const KEPT_SECONDS = 3600, KEPT_STEPS = 2000, KEPT_TOKENS = 1000, SHOWN_LANES = 40;
 
@@ -121,8 +121,8 @@ function drawLanes(frame) {
   const isActive = (lane) => active.has(lane.lane);
   const shown = lanes.sort((a, b) => isActive(b) - isActive(a) || b.lane - a.lane).slice(0, SHOWN_LANES);
   const place = $("lanes"), colour = $("colour").value;
-  const times = shown.map((lane) => lane.between).filter((v) => v);
-  const usual = middle(times) ?? 1e6;
+  const times = shown.map((lane) => lane.between).filter((v) => v).sort((a, b) => a - b);
+  const usual = times[times.length >> 1] ?? 1e6;
   text("scale", colour === "time" ? `plain: ${duration(usual)} or less, strong: ${duration(16 * usual)} or more` : "plain: certain, strong: unlikely");
   for (const [number, of] of elements) {
     if (!shown.some((lane) => lane.lane === number)) {
@@ -147,12 +147,9 @@ function drawLanes(frame) {
 }
 
 function newLane(number) {
-  const element = document.createElement("article");
-  element.className = "lane";
-  element.innerHTML = '<div class="facts"><b></b><span></span></div><div class="text"></div>';
-  const [facts, words] = element.children;
-  facts.lastChild.style.whiteSpace = "pre-line";
-  const of = { element, name: facts.firstChild, facts: facts.lastChild, words, next: 0, colour: "" };
+  const [name, facts, words] = [make("b"), make("span"), make("div", { class: "text" })];
+  const element = make("article", { class: "lane" }, make("div", { class: "facts" }, name, facts), words);
+  const of = { element, name, facts, words, next: 0, colour: "" };
   elements.set(number, of);
   return of;
 }
@@ -171,7 +168,7 @@ function drawText(of, lane, colour, usual) {
     if (colour === "p") share = token[3] === null ? 0 : 1 - token[3];
     else if (gap) share = Math.min(1, Math.max(0, Math.log2(gap / usual) / 4));
     const facts = [gap === null ? "" : `${duration(gap)} after the token before`, token[3] === null ? "" : `probability ${(100 * token[3]).toFixed(1)} %`];
-    const span = make("span", token[1], facts.filter(Boolean).join(", "));
+    const span = make("span", { title: facts.filter(Boolean).join(", ") }, token[1]);
     if (share > 0.02) span.style.background = heatColour(0.8 * share);
     of.words.append(span);
     of.next = token[0] + 1;
@@ -195,7 +192,7 @@ function drawHeats(frame) {
   const total = (rows) => duration(rows.flat().reduce((a, b) => a + b, 0));
   for (const place of document.querySelectorAll(".columns")) {
     if (place.childElementCount === heat.blocks.length) continue;
-    place.replaceChildren(...heat.blocks.map((name) => make("span", name, name)));
+    place.replaceChildren(...heat.blocks.map((title) => make("span", { title }, title)));
   }
   text("heat-note", `Top row: outside of layers. Latest ${total(heat.last)}, average ${total(heat.mean)} of ${count(heat.steps)} steps.`);
 }
@@ -203,20 +200,19 @@ function drawHeats(frame) {
 for (const which of ["last", "mean"]) {
   $(`heat-${which}`).addEventListener("mousemove", (event) => {
     const heat = what().frame?.heat[$("phase").value];
-    const cell = heat && cellAt(event.target, event, heat[which].length, heat.blocks.length);
+    const cell = heat && cellAt(event, heat[which]);
     if (!cell) return;
-    const [row, column] = cell;
-    const layer = row ? `layer ${row - 1}` : "outside of layers";
-    text("heat-cell", `${layer}, ${heat.blocks[column]}: latest ${duration(heat.last[row][column])}, average ${duration(heat.mean[row][column])}`);
+    const [y, x] = cell;
+    const layer = y ? `layer ${y - 1}` : "outside of layers";
+    text("heat-cell", `${layer}, ${heat.blocks[x]}: latest ${duration(heat.last[y][x])}, average ${duration(heat.mean[y][x])}`);
   });
 }
 
 function drawCaches(frame) {
   const place = $("caches");
   frame.caches.forEach(([ctx, cache, used, size, bytes, moves], i) => {
-    const row = place.children[i] ?? place.appendChild(document.createElement("p"));
-    if (!row.firstChild) row.append(document.createElement("span"), document.createElement("meter"), document.createElement("span"));
-    const [name, meter, description] = row.children;
+    const line = place.children[i] ?? place.appendChild(make("p", {}, make("span"), make("meter"), make("span")));
+    const [name, meter, description] = line.children;
     name.textContent = `cache${frame.caches.length > 1 ? ` ${cache} of context ${ctx}` : ""}`;
     meter.max = size;
     meter.value = used;
@@ -227,14 +223,12 @@ function drawCaches(frame) {
 
 function drawMemory(frame) {
   drawCaches(frame);
-  const rows = [["buffer", "weights", "cache", "compute"]];
-  for (const [ctx, , buffers] of frame.memory) {
-    for (const [name, ...sizes] of buffers) rows.push([`${name}, context ${ctx}`, ...sizes.map(mib)]);
-  }
-  const key = JSON.stringify(rows);
+  const key = JSON.stringify(frame.memory);
   if ($("buffers").dataset.key === key) return;
   $("buffers").dataset.key = key;
-  $("buffers").replaceChildren(...tableRows(rows));
+  const rows = frame.memory.flatMap(([ctx, , buffers]) =>
+    buffers.map(([name, ...sizes]) => row("td", [`${name}, context ${ctx}`, ...sizes.map(mib)])));
+  $("buffers").replaceChildren(row("th", ["buffer", "weights", "cache", "compute"]), ...rows);
 }
 
 function drawMessages() {
@@ -242,9 +236,7 @@ function drawMessages() {
   const next = Number(list.dataset.next ?? 0);
   for (const [number, , level, words] of what().messages) {
     if (number < next) continue;
-    const item = make("li", words);
-    item.className = level;
-    list.prepend(item);
+    list.prepend(make("li", { class: level }, words));
     list.dataset.next = number + 1;
   }
   while (list.childElementCount > 200) list.lastChild.remove();

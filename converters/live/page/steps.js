@@ -1,8 +1,8 @@
 // The strip of the latest steps, by their time, and the ops of the one that was chosen.
 
-import { clock, drawSteps, STEP_WIDTH } from "./draw.js";
+import { $, count, make, row } from "./common.js";
+import { clock, drawSteps, duration, onSideways, STEP_WIDTH, text } from "./draw.js";
 import * as time from "./time.js";
-import { $, count, duration, make, onSideways, tableRows, text } from "./words.js";
 
 let what = null, drawnSteps = [], chosen = null;
 let stepsUntil = null;  // the position of the last step that is shown; null follows the time
@@ -90,11 +90,10 @@ async function openStep(step) {
 }
 
 function showStep({ step, blocks, kernels }) {
-  const title = make("p", `Step ${step[0]}: ${step[2]} of ${count(step[3])} tokens, ${duration(step[6])}. ` +
+  const title = make("p", {}, `Step ${step[0]}: ${step[2]} of ${count(step[3])} tokens, ${duration(step[6])}. ` +
     (kernels.length ? `${count(kernels.length)} kernels in the order in which they ran:` : "The log has no ops of it; record at the level detailed."));
   const rows = kernels.map(([label, layer, block, gap, dur]) =>
-    [label, layer < 0 ? "" : layer, blocks[block], duration(dur), duration(gap)]);
-  const table = document.createElement("table");
-  table.append(...tableRows([["op", "layer", "block", "time", "before it"], ...rows]));
+    row("td", [label, layer < 0 ? "" : layer, blocks[block], duration(dur), duration(gap)]));
+  const table = make("table", {}, row("th", ["op", "layer", "block", "time", "before it"]), ...rows);
   $("step").replaceChildren(title, ...(kernels.length ? [table] : []));
 }

@@ -2,8 +2,8 @@
 //
 // All times are seconds of the session. `window.until` is the right edge, null for now.
 
-import { clock, makeChart } from "./draw.js";
-import { $, count, onSideways } from "./words.js";
+import { $, count } from "./common.js";
+import { chartOverTime, clock, onSideways } from "./draw.js";
 
 const view = { until: null, chosen: null };
 let source = null, changed = null;
@@ -52,7 +52,7 @@ function build() {
   };
   const edges = () => [Math.max(first(), right() - span()), Math.max(right(), first() + 10)];
   const add = (id, series, format) => {
-    charts[id] = makeChart($(`chart-${id}`), series, format, { edges, range: () => view.chosen, choose: dragged });
+    charts[id] = chartOverTime($(`chart-${id}`), series, format, { edges, range: () => view.chosen, choose: dragged });
   };
   add("rate", [["generated", "#0a7ea4"], ["of prompts", "#8250df"]], count);
   add("cells", [["used", "#1a7f37"]], count);

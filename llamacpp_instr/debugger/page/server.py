@@ -30,15 +30,9 @@ from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.residual import most_probable
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import heat_map, read, tensor_at
-from llamacpp_instr.lab.view.tensors import CHARTS, Tensors, weight_routes
+from llamacpp_instr.lab.view.tensors import Tensors, weight_routes
 from llamacpp_instr.report.serving import LoopbackServer, page_routes
 
-SCRIPTS = ("page", "listing", "tensor", "looks", "parts")
-PAGE = {
-    "": ("page.html", "text/html"),
-    "page.css": ("page.css", "text/css"),
-    **{f"{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
-}
 TEXT_KEPT = 1 << 16  # characters of the generated text, its end
 LINES_KEPT = 200  # about the run, not what the model generates
 MOST_TOKENS = 1024  # tokens of a compute, or cells, in one answer: the last ones
@@ -351,7 +345,7 @@ class DebugServer(LoopbackServer):
         """Serve until a browser ends the session, Ctrl-C or SIGTERM; `started` is called once it
         answers."""
         own: list[BaseRoute] = [
-            *page_routes("llamacpp_instr.debugger.page", PAGE),
+            *page_routes("llamacpp_instr.debugger.page"),
             WebSocketRoute("/dap", self._talk),
         ]
         tensors = self._tensors
@@ -365,7 +359,6 @@ class DebugServer(LoopbackServer):
             return Response(status_code=204)
 
         routes = [*weight_routes(tensors), Route("/begin", begin, methods=["POST"])]
-        own += page_routes("llamacpp_instr.converters.live", CHARTS)
         own.append(Mount("/weights", routes=routes))
         try:
             self.serve(own, started)

@@ -395,18 +395,9 @@ def _trouble(weight: Weight, reader: WeightReader) -> str:
     return ""
 
 
-FILES = {
-    name: (name, "text/css" if name.endswith(".css") else "text/javascript")
-    for name in ("weights.js", "panes.js", "colors.js", "figures.js", "weights.css")
-}
-"""of a page that calls `mount` of weights.js; it also needs uPlot"""
-PAGE = {"": ("page.html", "text/html"), "main.js": ("main.js", "text/javascript")}
-CHARTS = {"uplot.js": ("uplot.js", "text/javascript"), "uplot.css": ("uplot.css", "text/css")}
-
-
 def weight_routes(tensors: Tensors) -> list[BaseRoute]:
-    """The files of the page's part, and what it asks. Numbers are little-endian float32, in rows;
-    their shape is in the header `X-Shape`."""
+    """The files of the page, and what it asks; another page calls `mount` of weights.js. Numbers
+    are little-endian float32, in rows; their shape is in the header `X-Shape`."""
 
     def route(
         path: str, answer: Callable[..., Any], response: Callable[[Any], Response] = JSONResponse
@@ -430,7 +421,7 @@ def weight_routes(tensors: Tensors) -> list[BaseRoute]:
 
     matrix, at = "{number:int}/{which:int}", "{level:int}/{row:int}/{column:int}"
     return [
-        *page_routes("llamacpp_instr.lab.view", FILES),
+        *page_routes("llamacpp_instr.lab.view"),
         route("/tensors", tensors.listing),
         Route("/figures", figures),
         route("/tensor/{number:int}", tensors.details),
@@ -457,13 +448,8 @@ class WeightsServer(LoopbackServer):
 
     def run(self, started: Callable[[], None]) -> None:
         """Serve until Ctrl-C or SIGTERM; `started` is called once it answers."""
-        own = [
-            *page_routes("llamacpp_instr.lab.view", PAGE),
-            *page_routes("llamacpp_instr.converters.live", CHARTS),
-            *weight_routes(self._tensors),
-        ]
         self._tensors.start()
         try:
-            self.serve(own, started)
+            self.serve(weight_routes(self._tensors), started)
         finally:
             self._tensors.stop()

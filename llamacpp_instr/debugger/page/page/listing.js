@@ -1,6 +1,6 @@
 // The listing as source text (only the lines in sight are elements), the map of it, and breakpoints.
 
-import { $, button, make, row } from "./parts.js";
+import { $, button, make, row } from "./common.js";
 
 const LINE = 22; // pixels
 const MARGIN = 12; // lines beyond what is in sight

@@ -1,6 +1,11 @@
 // What the model has in mind at a stop: the logit lens, attention, the next token.
 
-import { $, cellAt, drawCells, make, percent, row, strength, visible } from "./parts.js";
+import { $, cellAt, dark, drawCells, make, percent, row } from "./common.js";
+
+// A token as it can be seen: spaces, line ends and emptiness too.
+function visible(text) {
+  return text === "" ? "∅" : text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "␣".repeat(s.length));
+}
 
 // Layers × most probable tokens, coloured by probability.
 export function drawLens(layers) {
@@ -74,6 +79,9 @@ export function drawHead(seen) {
     `${percent(value)} to ${seen.cells[cell] === null ? `cell ${cell}` : visible(seen.cells[cell])}`)));
 }
 
+// 0 … 1 as a colour from the background to a strong blue, on which the page's ink can be read
+const strength = (share) =>
+  dark.matches ? `hsl(214 70% ${11 + 34 * share}%)` : `hsl(214 85% ${98 - 36 * share}%)`;
 const shade = (value) => strength(Math.sqrt(value));
 
 function side(box, texts, fits) {

@@ -2,7 +2,7 @@
 
 import { Breakpoints, drawMap, Listing, parse } from "./listing.js";
 import { drawAttention, drawComparison, drawHead, drawLens, drawNext, drawTokens } from "./looks.js";
-import { $, button, dark, make, row } from "./parts.js";
+import { $, button, dark, make, row } from "./common.js";
 import { TensorView } from "./tensor.js";
 
 // The Debug Adapter Protocol over a WebSocket: requests, their answers, and events.

@@ -1,11 +1,19 @@
 // A tensor: its figures, a histogram, and a picture that zooms from the whole to single values.
 
-import { $, button, cellAt, dark, drawCells, make, number, prepared, row, signed, NOT_FINITE } from "./parts.js";
+import { $, button, cellAt, dark, drawCells, make, number, prepared, row } from "./common.js";
 
 const ROWS = 64, COLUMNS = 128; // cells of a picture
 const FEW = [24, 8]; // rows and columns whose single values are shown as numbers
 const ZOOM = 4;
+const NOT_FINITE = "#d6249f";
 const LABELS = { n: "values", nan: "NaN", inf: "infinite", zero: "zeros", absmax: "largest size", std: "deviation" };
+
+// -1 … 1 as a colour: blue, the page's background, orange; they differ for every kind of eyes.
+function signed(share) {
+  const strength = Math.min(1, Math.abs(share));
+  const light = dark.matches ? 10 + 50 * strength : 98 - 48 * strength;
+  return `hsl(${share < 0 ? 214 : 28} ${40 + 50 * strength}% ${light}%)`;
+}
 
 // `[3, 0:8]` as a list, for each dimension a number or [begin, end]; null if it is not understood.
 function parseSlice(text, shape) {

@@ -1,7 +1,8 @@
 // Colours of numbers: blue below zero, orange above, the page's background at zero, which people who
 // see no red or no green tell apart. Numbers that are not finite are magenta.
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
+import { dark } from "./common.js";
+
 const STOPS = {
   light: { zero: [255, 255, 255], below: [[146, 197, 222], [33, 102, 172], [5, 38, 80]],
     above: [[253, 184, 99], [214, 107, 0], [105, 45, 5]] },

@@ -1,23 +1,20 @@
-// The figures of a tensor: histogram, numbers, outliers, a vector's line; and small parts of the page.
+// The figures of a tensor: histogram, numbers, outliers, a vector's line; and the legend of colours.
 
 import { colorOf } from "./colors.js";
+import { button, count, make, makeChart } from "./common.js";
 import { exact, short } from "./panes.js";
 
 // The bars of the weights that were sampled, and their axis.
 export function histogram({ histogram: { counts, limit }, non_finite: lost }, tensor) {
   const most = Math.log1p(Math.max(...counts));
-  const bars = element("div", "", "bars");
-  for (const count of counts) {
-    const bar = element("span", "");
-    bar.style.height = `${count ? 4 + 96 * Math.log1p(count) / most : 0}%`;
-    bars.append(bar);
-  }
+  const bars = make("div", { class: "bars" }, ...counts.map(() => make("span")));
+  counts.forEach((n, i) => {
+    bars.children[i].style.height = `${n ? 4 + 96 * Math.log1p(n) / most : 0}%`;
+  });
   const sampled = counts.reduce((a, b) => a + b, 0), n = tensor.ne.reduce((a, b) => a * b, 1);
-  const sample = sampled < n - lost ? `, ${sampled.toLocaleString("en")} weights` : "";
-  const axis = element("p", "", "key axis");
-  axis.append(element("span", `−${short(limit)}`), element("span", `0; heights are logarithmic${sample}`),
-    element("span", short(limit)));
-  return [bars, axis];
+  const sample = sampled < n - lost ? `, ${count(sampled)} weights` : "";
+  const marks = [`−${short(limit)}`, `0; heights are logarithmic${sample}`, short(limit)];
+  return [bars, make("p", { class: "key axis" }, ...marks.map((mark) => make("span", {}, mark)))];
 }
 
 // The rows of a table.
@@ -25,13 +22,9 @@ export function numbers(of) {
   const rows = [["mean", of.mean], ["standard deviation", of.std], ["largest |w|", of.largest],
     ...Object.entries(of.percentiles), ["zeros", of.zeros, (share) => `${(100 * share).toFixed(1)} %`],
     ["kurtosis", of.kurtosis], ["norm", of.norm], ["not finite", of.non_finite || null, String]];
-  return rows.filter(([, value]) => value !== null).map(([name, value, format]) => {
-    const line = element("tr", "");
-    const cell = element("td", (format ?? ((v) => Number(v.toPrecision(5))))(value));
-    cell.dataset.figure = name;
-    line.append(element("th", name), cell);
-    return line;
-  });
+  return rows.filter(([, value]) => value !== null).map(([name, value, format]) =>
+    make("tr", {}, make("th", {}, name),
+      make("td", { "data-figure": name }, (format ?? ((v) => Number(v.toPrecision(5))))(value))));
 }
 
 // The outliers; a click on one calls `goTo` with its row or its column, and null.
@@ -40,37 +33,20 @@ export function channelLists(of, goTo) {
   for (const [side, channels] of [["row", of.row_norms], ["column", of.column_norms]]) {
     if (!channels) continue;
     const n = channels.n_outliers;
-    lists.push(element("p", `${n.toLocaleString("en")} of ${channels.n.toLocaleString("en")} ${side}s` +
+    lists.push(make("p", {}, `${count(n)} of ${count(channels.n)} ${side}s` +
       `${n > channels.worst.length ? `, the largest ${channels.worst.length}` : ""}; ` +
       `the median of their norms is ${short(channels.median)}.`));
-    const list = element("ul", "");
-    for (const worst of channels.worst) {
-      const button = element("button", `${side} ${worst.index}: ${worst.times_median.toFixed(2)} × the median`);
-      button.type = "button";
-      button.onclick = () => goTo(side === "row" ? worst.index : null, side === "row" ? null : worst.index);
-      const item = element("li", "");
-      item.append(button);
-      list.append(item);
-    }
-    lists.push(list);
+    lists.push(make("ul", {}, ...channels.worst.map(({ index, times_median: times }) =>
+      make("li", {}, button(`${side} ${index}: ${times.toFixed(2)} × the median`,
+        () => goTo(side === "row" ? index : null, side === "row" ? null : index))))));
   }
   const rule = "Their norm has a modified z-score above 3.5 (Iglewicz and Hoaglin 1993).";
-  return lists.length ? [...lists, element("p", rule, "key")] : [element("p", "A vector has none.")];
-}
-
-export function element(tag, text, className = "") {
-  const made = document.createElement(tag);
-  if (text !== "") made.textContent = text;
-  if (className) made.className = className;
-  return made;
+  return lists.length ? [...lists, make("p", { class: "key" }, rule)] : [make("p", {}, "A vector has none.")];
 }
 
 export function legend() {
-  const made = element("div", "", "legend");
-  const strip = element("span", "", "strip");
-  for (let i = -12; i <= 12; i++) strip.append(element("i", ""));
-  made.append(element("span", "", "least"), strip, element("span", "", "most"));
-  return made;
+  const strip = make("span", { class: "strip" }, ...Array.from({ length: 25 }, () => make("i")));
+  return make("div", { class: "legend" }, make("span", { class: "least" }), strip, make("span", { class: "most" }));
 }
 
 export function label(legend, limit) {
@@ -82,15 +58,10 @@ export function label(legend, limit) {
 }
 
 export function drawLine(place, values, step) {
-  const ink = () => getComputedStyle(place).color;
-  const x = Float64Array.from(values, (_, i) => i * step);
-  const axis = { stroke: ink, grid: { stroke: "#8883" } };
-  const options = {
-    width: place.clientWidth || 300, height: 220, scales: { x: { time: false } },
+  makeChart(place, 220, [Float64Array.from(values, (_, i) => i * step), values], {
+    scales: { x: { time: false } },
     series: [{ label: "element" }, { label: "weight", stroke: "#4393c3", width: 1, points: { show: false },
       value: (_, value) => value === null ? "" : exact(value) }],
-    axes: [axis, { ...axis, size: 64 }],
-  };
-  const chart = new uPlot(options, [x, values], place);
-  new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: 220 })).observe(place);
+    axes: [{}, { size: 64 }],
+  });
 }

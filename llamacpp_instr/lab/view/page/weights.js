@@ -3,7 +3,8 @@
 // Names come from a model: they are only ever text.
 
 import { colorOf, onTheme } from "./colors.js";
-import { channelLists, drawLine, element, histogram, label, legend, numbers } from "./figures.js";
+import { button, count, make, row } from "./common.js";
+import { channelLists, drawLine, histogram, label, legend, numbers } from "./figures.js";
 import { exact, Panes, short } from "./panes.js";
 
 const FIGURES = {
@@ -122,20 +123,13 @@ class Part {
     const inside = this.tensors.filter((of) => of.layer >= 0);
     const roles = [...new Set(inside.map((of) => of.role))];
     const layers = [...new Set(inside.map((of) => of.layer))].sort((a, b) => a - b);
-    this.buttons = this.tensors.map((tensor, number) => {
-      const button = element("button", "");
-      button.type = "button";
-      button.onclick = () => this.show(number);
-      return button;
-    });
-    const outside = element("div", "", "outside"), grid = element("div", "", "grid");
+    this.buttons = this.tensors.map((_, number) => button("", () => this.show(number)));
+    const outside = make("div", { class: "outside" }), grid = make("div", { class: "grid" });
     grid.style.gridTemplateColumns = `auto repeat(${roles.length}, minmax(1.1rem, 4rem))`;
-    grid.append(element("span", ""), ...roles.map((role) => element("span", role, "role")));
     const at = new Map(this.tensors.map((of, number) => [`${of.layer} ${of.role}`, number]));
-    for (const layer of layers) {
-      grid.append(element("span", layer, "layer"));
-      for (const role of roles) grid.append(this.buttons[at.get(`${layer} ${role}`)] ?? element("span", ""));
-    }
+    grid.append(make("span"), ...roles.map((role) => make("span", { class: "role" }, role)),
+      ...layers.flatMap((layer) => [make("span", { class: "layer" }, layer),
+        ...roles.map((role) => this.buttons[at.get(`${layer} ${role}`)] ?? make("span"))]));
     this.tensors.forEach((tensor, number) => {
       // those outside of layers, and others that share a place
       if (tensor.layer < 0 || at.get(`${tensor.layer} ${tensor.role}`) !== number) {
@@ -196,7 +190,7 @@ class Part {
     const blocks = own.block > 1 ? `, blocks of ${own.block} weights` : "";
     const subs = own.sub_block < own.block ? ` in sub-blocks of ${own.sub_block}` : "";
     this.get(".facts").textContent =
-      `${tensor.type}, ${tensor.ne.join(" x ")}, ${tensor.bytes.toLocaleString("en")} bytes${blocks}${subs}`;
+      `${tensor.type}, ${tensor.ne.join(" x ")}, ${count(tensor.bytes)} bytes${blocks}${subs}`;
     this.get(".troubles").textContent = this.details.troubles.join("; ");
     const visible = !tensor.trouble && this.details.rows * this.details.columns > 0;
     this.get(".matrix").hidden = !visible || this.details.rows === 1;
@@ -231,12 +225,9 @@ class Part {
     const place = this.get(".panes");
     place.replaceChildren();
     const panes = all.map(([which, caption]) => {
-      const figure = element("figure", ""), canvas = element("canvas", "");
-      canvas.tabIndex = 0;
-      canvas.setAttribute("role", "img");
-      canvas.setAttribute("aria-label", `${caption}; arrows move, + and - zoom, 0 shows the whole`);
-      figure.append(element("figcaption", caption), canvas, legend());
-      place.append(figure);
+      const canvas = make("canvas", { tabindex: 0, role: "img",
+        "aria-label": `${caption}; arrows move, + and - zoom, 0 shows the whole` });
+      const figure = place.appendChild(make("figure", {}, make("figcaption", {}, caption), canvas, legend()));
       const of = this.details.matrices[which] ?? this.details.matrices[0];
       return { canvas, which, caption, block: of.block, sub_block: of.sub_block, limits: limits.get(which), figure };
     });
@@ -273,39 +264,31 @@ class Part {
     const several = rows > matrix && size === 1 ? `matrix ${Math.floor(row / matrix)}, row ${row % matrix} (` : "";
     const where = `${several}row${size > 1 ? "s" : ""} ${span(row, rows)}${several && ")"}, ` +
       `column${size > 1 ? "s" : ""} ${span(column, columns)}`;
-    const parts = [element("span", where, "where")];
+    const parts = [make("span", { class: "where" }, where)];
     for (const { which, caption, block } of this.panes.panes) {
       const shown = this.panes.value(which, row, column, level);
       const inBlock = size === 1 && block > 1 && which !== 2
         ? ` (block ${row * Math.ceil(columns / block) + Math.floor(column / block)}, element ${column % block})` : "";
-      const value = element("b", shown === null ? "…" : exact(shown));
-      value.dataset.which = which;
+      const value = make("b", { "data-which": which }, shown === null ? "…" : exact(shown));
       const text = this.panes.panes.length > 1 ? `${caption.split(":")[0]} ` : "";
-      const of = element("span", text);
-      of.append(value, inBlock);
-      parts.push(of);
+      parts.push(make("span", {}, text, value, inBlock));
     }
     return parts;
   }
 
   // A table of the weights around one.
-  near({ row, column }) {
-    const { rows, columns } = this.details;
-    const from = (at, n, size) => Math.max(0, Math.min(n - size, at - (size >> 1)));
-    const [top, left] = [from(row, rows, 5), from(column, columns, 6)];
-    const table = element("table", "");
-    const head = table.insertRow();
-    head.append(element("th", "row"));
-    for (let c = left; c < Math.min(columns, left + 6); c++) head.append(element("th", `column ${c}`));
-    for (let r = top; r < Math.min(rows, top + 5); r++) {
-      const line = table.insertRow();
-      line.append(element("th", r));
-      for (let c = left; c < Math.min(columns, left + 6); c++) {
-        const value = this.panes.value(0, r, c);
-        line.append(element("td", value === null ? "…" : exact(value), r === row && c === column ? "chosen" : ""));
-      }
-    }
-    return table;
+  near(at) {
+    const places = (at, n, size) => {
+      const from = Math.max(0, Math.min(n - size, at - (size >> 1)));
+      return Array.from({ length: Math.min(n, size) }, (_, i) => from + i);
+    };
+    const columns = places(at.column, this.details.columns, 6);
+    const cell = (r, c) => {
+      const value = this.panes.value(0, r, c);
+      return make("td", { class: r === at.row && c === at.column ? "chosen" : null }, value === null ? "…" : exact(value));
+    };
+    return make("table", {}, row("th", ["row", ...columns.map((c) => `column ${c}`)]),
+      ...places(at.row, this.details.rows, 5).map((r) => row("th", [r, ...columns.map((c) => cell(r, c))])));
   }
 
   async showVectors() {
@@ -316,9 +299,9 @@ class Part {
       if (!answer || this.shown !== number) return;
       const step = Number(answer.headers.get("X-Step"));
       const values = new Float32Array(await answer.arrayBuffer());
-      const figure = element("figure", ""), chart = element("div", "", "chart");
-      figure.append(element("figcaption", caption + (step > 1 ? `, the largest of each ${step}` : "")), chart);
-      place.append(figure);
+      const chart = make("div", { class: "chart" });
+      const text = caption + (step > 1 ? `, the largest of each ${step}` : "");
+      place.append(make("figure", {}, make("figcaption", {}, text), chart));
       drawLine(chart, values, step);
     }
   }

@@ -1,4 +1,4 @@
-// Small parts: elements, numbers as text, colours. Text of a model is only ever a text node.
+// What the pages share: elements, numbers, cells on a canvas. Text of a log or model is only a text node.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -19,29 +19,12 @@ export const button = (text, onclick, attributes = {}) => make("button", { type:
 export const row = (tag, cells, attributes = {}) =>
   make("tr", attributes, ...cells.map((cell) => (cell instanceof Node ? cell : make(tag, {}, cell))));
 
+export const count = (n) => n.toLocaleString("en");
 export const number = (value) =>
-  value === null ? "–" : Number.isInteger(value) ? value.toLocaleString("en") : `${+value.toPrecision(6)}`;
+  value === null ? "–" : Number.isInteger(value) ? count(value) : `${+value.toPrecision(6)}`;
 export const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 
-// A token as it can be seen: spaces, line ends and emptiness too.
-export function visible(text) {
-  return text === "" ? "∅" : text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "␣".repeat(s.length));
-}
-
 export const dark = matchMedia("(prefers-color-scheme: dark)");
-
-// -1 … 1 as a colour: blue, the page's background, orange; they differ for every kind of eyes.
-export function signed(share) {
-  const strength = Math.min(1, Math.abs(share));
-  const light = dark.matches ? 10 + 50 * strength : 98 - 48 * strength;
-  return `hsl(${share < 0 ? 214 : 28} ${40 + 50 * strength}% ${light}%)`;
-}
-
-// 0 … 1 as a colour from the background to a strong blue, on which the page's ink can be read
-export const strength = (share) =>
-  dark.matches ? `hsl(214 70% ${11 + 34 * share}%)` : `hsl(214 85% ${98 - 36 * share}%)`;
-
-export const NOT_FINITE = "#d6249f";
 
 // Sizes a canvas for the screen; returns its context in CSS pixels.
 export function prepared(canvas, width, height) {
@@ -70,4 +53,16 @@ export function cellAt(event, cells) {
   const y = Math.floor(((event.clientY - box.top) / box.height) * cells.length);
   const x = Math.floor(((event.clientX - box.left) / box.width) * (cells[0]?.length ?? 0));
   return cells[y]?.[x] === undefined ? null : [y, x];
+}
+
+// An uPlot chart as wide as its place; `options` are those that differ between charts.
+export function makeChart(place, height, data, { axes, ...options }) {
+  const stroke = () => getComputedStyle(place).color;
+  const chart = new uPlot({
+    width: place.clientWidth || 300, height,
+    axes: axes.map((axis) => ({ stroke, grid: { stroke: "#8883" }, ...axis })),
+    ...options,
+  }, data, place);
+  new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height })).observe(place);
+  return chart;
 }
