@@ -15,8 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from llamacpp_instr.converters.live.lanes import Lane, Shown
-from llamacpp_instr.converters.live.state import SECOND, Heat, LiveState, Second, StepRow, Threads
+from llamacpp_instr.converters.live.state import (
+    SECOND,
+    Lane,
+    LiveState,
+    Second,
+    Shown,
+    StepRow,
+    Threads,
+)
 from llamacpp_instr.log.graph.ops import BLOCKS
 
 RECENT = 100
@@ -113,8 +120,8 @@ class FrameMaker:
         frame = _figures(state, catching_up)
         # the latest that was sent may have changed
         new = takewhile(lambda s: s.number >= self._second, reversed(state.seconds))
-        frame["seconds"] = [_second(second) for second in new][::-1]
-        frame["steps"] = [_step(row) for row in list(state.steps)[len(state.steps) - n_steps :]]
+        frame["seconds"] = list(map(_second, new))[::-1]
+        frame["steps"] = list(map(_step, list(state.steps)[len(state.steps) - n_steps :]))
         frame["messages"] = [list(m) for m in state.messages if m[0] >= self._message]
         frame["lanes"] = list(self._changed_lanes())
         self._step, self._message = state.n_steps, state.n_messages
@@ -128,12 +135,11 @@ class FrameMaker:
         """Everything up to the last frame. The next frame follows it."""
         state = self._state
         frame = _figures(state, catching_up)
-        frame["key"] = True
-        frame["frame"] = self.n
-        frame["seconds"] = [_second(second) for second in state.seconds]
+        frame |= {"key": True, "frame": self.n}
+        frame["seconds"] = list(map(_second, state.seconds))
         # what the next frame has would be twice in a viewer
         n_new = state.n_steps - self._step
-        frame["steps"] = [_step(row) for row in list(state.steps)[: len(state.steps) - n_new]]
+        frame["steps"] = list(map(_step, list(state.steps)[: len(state.steps) - n_new]))
         frame["messages"] = [list(m) for m in state.messages if m[0] < self._message]
         frame["lanes"] = [_lane(lane, lane.tokens) for lane in state.lanes]
         return frame
@@ -150,6 +156,8 @@ class FrameMaker:
 
 def _figures(state: LiveState, catching_up: bool) -> Json:
     """The figures that every frame contains."""
+    start, machine = state.start, state.machine
+    of_machine = ("load", "dur", "cpu", "delay", "busy")
     return {
         **vars(figures_of(state)),
         "late": catching_up,
@@ -162,15 +170,40 @@ def _figures(state: LiveState, catching_up: bool) -> Json:
         "n_requests": state.lanes.n_requests,
         "n_messages": state.n_messages,
         "busy": state.busy,
-        "heat": {phase: _heat(heat) for phase, heat in state.heat.items() if heat.steps},
+        "heat": {
+            phase: {
+                "blocks": list(BLOCKS),
+                "steps": heat.steps,
+                "last": heat.last.astype(np.int64).tolist(),
+                "mean": heat.mean.astype(np.int64).tolist(),
+            }
+            for phase, heat in state.heat.items()
+            if heat.steps
+        },
         "caches": [[*key, c.used, c.size, c.n_bytes, c.moves] for key, c in state.caches.items()],
         "memory": [
             [ctx, of.rss, [[b.buffer, b.model, b.context, b.compute] for b in of.buffers]]
             for ctx, of in state.memory.items()
         ],
         "threads": [[ctx, of.working, of.waiting] for ctx, of in state.threads.items()],
-        "machine": _machine(state),
-        "session": _session(state),
+        "machine": start
+        and machine
+        and {"cpus": start.host.cores, **{key: getattr(machine, key) for key in of_machine}},
+        "session": start
+        and {
+            "id": start.id,
+            "begin": start.t,
+            "wall": start.wall,
+            "level": start.level,
+            "perturbed": start.perturbed,
+            "cpu": start.host.cpu,
+            "cores": start.host.cores,
+            "pid": start.process.pid,
+            "models": [
+                [m.model, m.name or m.path, m.ftype, m.bytes] for m in state.models.values()
+            ],
+            "contexts": [[c.ctx, c.model, c.n_ctx, c.n_threads] for c in state.contexts.values()],
+        },
     }
 
 
@@ -180,7 +213,7 @@ def glance(state: LiveState, catching_up: bool, rows: int, columns: int) -> Json
     frame = _figures(state, catching_up)
     under_way = set(frame["active"])
     lanes = sorted(state.lanes, key=lambda lane: (lane.number not in under_way, -lane.number))
-    frame["seconds"] = [_second(second) for second in list(state.seconds)[-columns:]]
+    frame["seconds"] = list(map(_second, list(state.seconds)[-columns:]))
     frame["messages"] = [list(message) for message in list(state.messages)[-rows:]]
     frame["lanes"] = [_lane(lane, list(lane.tokens)[-columns:]) for lane in lanes[:rows]]
     return frame
@@ -192,15 +225,6 @@ def _second(of: Second) -> list[int]:
 
 def _step(row: StepRow) -> list[Any]:
     return [row.step, row.ctx, row.phase, row.n_tokens, row.n_seqs, row.begin, row.dur]
-
-
-def _heat(heat: Heat) -> Json:
-    return {
-        "blocks": list(BLOCKS),
-        "steps": heat.steps,
-        "last": heat.last.astype(np.int64).tolist(),
-        "mean": heat.mean.astype(np.int64).tolist(),
-    }
 
 
 def _lane(lane: Lane, tokens: Iterable[Shown]) -> Json:
@@ -215,31 +239,6 @@ def _lane(lane: Lane, tokens: Iterable[Shown]) -> Json:
         "n_tokens": max(lane.n_tokens, len(request.token_times)),
         "over": lane.over,
         "tokens": [[of.index, of.text, of.t, of.p] for of in tokens],
-    }
-
-
-def _machine(state: LiveState) -> Json | None:
-    if state.machine is None or state.start is None:
-        return None
-    values = {key: getattr(state.machine, key) for key in ("load", "dur", "cpu", "delay", "busy")}
-    return {"cpus": state.start.host.cores, **values}
-
-
-def _session(state: LiveState) -> Json | None:
-    start = state.start
-    if start is None:
-        return None
-    return {
-        "id": start.id,
-        "begin": start.t,
-        "wall": start.wall,
-        "level": start.level,
-        "perturbed": start.perturbed,
-        "cpu": start.host.cpu,
-        "cores": start.host.cores,
-        "pid": start.process.pid,
-        "models": [[m.model, m.name or m.path, m.ftype, m.bytes] for m in state.models.values()],
-        "contexts": [[c.ctx, c.model, c.n_ctx, c.n_threads] for c in state.contexts.values()],
     }
 
 

@@ -1,4 +1,5 @@
-"""Serves the page of a live session, its frames over a WebSocket, and its metrics.
+"""Serves the page of a live session, its frames over a WebSocket, its metrics for Prometheus, and
+ranges of its log in Perfetto's UI, as `instr view` does.
 
 Invariant: what shows text of the session lies under the random name of `serving`. It never writes,
 and nothing that it gets is run.
@@ -8,12 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from anyio import to_thread
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import (
     FileResponse,
@@ -25,14 +32,21 @@ from starlette.responses import (
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from llamacpp_instr.base.errors import InstrError
-from llamacpp_instr.converters.live.frames import step_details
+from llamacpp_instr.base.errors import InstrError, UsageError
+from llamacpp_instr.base.system import python, temporary_directory
+from llamacpp_instr.converters.live.frames import ended, figures_of, step_details
 from llamacpp_instr.converters.live.live_session import LiveSession
-from llamacpp_instr.converters.live.metrics import CONTENT_TYPE, metrics_text
+from llamacpp_instr.converters.live.state import LiveState
+from llamacpp_instr.log.runs import FollowedLog
+from llamacpp_instr.report.perfetto_ui import FIRST_SIGHT, UiServer, find_ui
 from llamacpp_instr.report.serving import LOOPBACK, LoopbackServer, page_routes
 
 IN_FLIGHT = 1 << 17
 """bytes that the system keeps for a viewer that does not read; it misses the frames after them"""
+OPEN = 4
+"""traces at once: the latest; a tab that shows an older one has read it"""
+
+_CONVERT = "import sys; from llamacpp_instr.cli import main; main(sys.argv[1:])"
 
 
 class LiveServer(LoopbackServer):
@@ -135,4 +149,144 @@ class LiveServer(LoopbackServer):
 
     async def _metrics(self, _request: Request) -> Response:
         text = await asyncio.to_thread(self._session.look, metrics_text)
-        return Response(text, media_type=CONTENT_TYPE)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+class RangeOpener(ExitStack):
+    """Traces of ranges of a log, each with a server of Perfetto's UI, until the block ends.
+
+    The log is only read, by a process of its own for each conversion.
+    """
+
+    def __init__(self, session: LiveSession, log: FollowedLog) -> None:
+        super().__init__()
+        self._session, self._log = session, log
+        self._folder: Path | None = None
+        self._files = self.enter_context(ExitStack())
+        self._count = 0
+        self._shown: deque[ExitStack] = deque()
+        self._child: subprocess.Popen[str] | None = None
+        self._closed = False
+        self.callback(self._end)
+
+    def _end(self) -> None:
+        self._closed = True
+        if self._child is not None:
+            self._child.kill()
+        while self._shown:
+            self._shown.popleft().close()
+
+    def open(self, first: int, last: int) -> str | Path:
+        """The address at which Perfetto's UI shows these seconds of the session; the file of the
+        trace if the UI is not installed. Raises UsageError if no step of that time is known,
+        InstrError if the conversion fails."""
+        trace = self._convert(first, last)
+        self._shown.append(shown := ExitStack())
+        if len(self._shown) > OPEN:
+            self._shown.popleft().close()
+        shown.callback(trace.unlink, missing_ok=True)
+        try:
+            server = UiServer(trace, find_ui())
+        except UsageError:
+            return trace
+        serving = threading.Thread(target=server.run, daemon=True)
+        serving.start()
+        shown.callback(serving.join)
+        shown.callback(server.stop)
+        return server.opening(FIRST_SIGHT)
+
+    def _convert(self, first: int, last: int) -> Path:
+        start, steps = self._session.look(
+            lambda state: (state.start, state.steps_between(first, last))
+        )
+        if start is None or steps is None:
+            raise UsageError(f"no step ended from second {first} to {last}, or it is not kept")
+        parts = self._log.parts_between(start.t + (first - 1) * 10**9, start.t + (last + 1) * 10**9)
+        if not parts:
+            raise UsageError(f"{self._log.path}: the part of that time does not exist any more")
+        if self._folder is None:
+            self._folder = self._files.enter_context(temporary_directory("instr-live-"))
+        self._count += 1
+        trace = self._folder / f"{first}-{last}-s.{self._count}.pftrace"
+        words = ("to-perfetto", "--lenient", "--steps", f"{steps[0]}:{steps[1]}", "-o", str(trace))
+        with subprocess.Popen(
+            python(_CONVERT, *words, *map(str, parts)), stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ) as self._child:  # fmt: skip
+            if self._closed:
+                self._child.kill()
+            _, errors = self._child.communicate()
+        if self._child.returncode != 0:
+            raise InstrError(f"the log was not converted: {errors.strip()[-500:]}")
+        return trace
+
+
+def metrics_text(state: LiveState) -> bytes:
+    """All figures of `state` in Prometheus's text format, times in seconds.
+
+    Names follow OpenTelemetry's semantic conventions for generative AI where they have one
+    (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/), as Prometheus spells them:
+    underscores, and the unit at the end. Others begin with `llamacpp_instr_`.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Figures(state))
+    return generate_latest(registry)
+
+
+class _Figures(Collector):
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state
+        for lane in ended(state):
+            state.lanes.count(lane)
+        for name, about, histogram in (
+            ("gen_ai_server_time_to_first_token_seconds",
+             "Of each request that has ended: from its arrival, or the start of its first step, to"
+             " its first token.", state.lanes.to_first),
+            ("gen_ai_server_time_per_output_token_seconds",
+             "Of each request that has ended: the time after its first token, divided by the tokens"
+             " after it.", state.lanes.per_token),
+            ("llamacpp_instr_time_between_tokens_seconds",
+             "From each token of a request to the next.", state.lanes.gaps),
+        ):  # fmt: skip
+            yield HistogramMetricFamily(name, about, histogram.cumulative(), histogram.sum)
+        tokens = CounterMetricFamily(
+            "llamacpp_instr_tokens",
+            "Tokens of prompts that were computed, and tokens that were sampled.",
+            labels=["gen_ai_token_type"],
+        )
+        tokens.add_metric(["input"], state.n_prompt)
+        tokens.add_metric(["output"], state.n_tokens)
+        yield tokens
+        active = len(figures_of(state).active)
+        for family, name, about, value in (
+            (CounterMetricFamily, "requests", "Requests that began.", state.lanes.n_requests),
+            (CounterMetricFamily, "steps", "Calls of llama_decode and llama_encode.",
+             state.n_steps),
+            (CounterMetricFamily, "failed_steps", "Calls that returned an error.", state.n_failed),
+            (CounterMetricFamily, "busy_seconds", "Time inside these calls.", state.busy / 1e9),
+            (CounterMetricFamily, "messages", "Warnings and errors of llama.cpp.",
+             state.n_messages),
+            (GaugeMetricFamily, "up", "Whether the session is still recorded.", not state.is_over),
+            (GaugeMetricFamily, "active_requests", "Requests under way.", active),
+        ):  # fmt: skip
+            yield family(f"llamacpp_instr_{name}", about, value)
+        if state.is_over:
+            return  # the contexts are gone
+        cells = GaugeMetricFamily(
+            "llamacpp_instr_cache_cells", "Cells of the KV cache.", labels=["ctx", "cache", "state"]
+        )
+        for (ctx, cache), of in state.caches.items():
+            cells.add_metric([str(ctx), str(cache), "used"], of.used)
+            cells.add_metric([str(ctx), str(cache), "free"], of.size - of.used)
+        yield cells
+        memory = GaugeMetricFamily(
+            "llamacpp_instr_memory_bytes", "Memory that contexts hold.", labels=["ctx", "kind"]
+        )
+        for ctx, event in state.memory.items():
+            for kind in ("model", "context", "compute"):
+                used = sum(getattr(buffer, kind) for buffer in event.buffers)
+                memory.add_metric([str(ctx), kind], used)
+        yield memory

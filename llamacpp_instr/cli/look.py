@@ -314,8 +314,7 @@ def show(log: str, serving: cli.Serving) -> None:
     need("live")
     from llamacpp_instr.base.terminal import print_line
     from llamacpp_instr.converters.live.live_session import LiveSession
-    from llamacpp_instr.converters.live.ranges import RangeOpener
-    from llamacpp_instr.converters.live.server import LiveServer
+    from llamacpp_instr.converters.live.server import LiveServer, RangeOpener
     from llamacpp_instr.log.runs import FollowedLog
 
     stop = threading.Event()

@@ -8,6 +8,7 @@ only to draw; `missing_note` says whether it is installed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import html
 import io
@@ -18,21 +19,21 @@ import os
 import re
 import subprocess
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Concatenate, ParamSpec, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import how_to_install, missing_modules, start_owner
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.report.report import shown
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Float64 = NDArray[np.float64]
+Float64 = NDArray[np.float64]
 
 COLORS = (
     "#4393c3", "#e08214", "#3aa569", "#b07aa1", "#d6604d",
@@ -119,141 +120,137 @@ def missing_note() -> str | None:
     return f"Charts need matplotlib: {how_to_install('report')}."
 
 
+P = ParamSpec("P")
+
+
+def _chart(
+    draw: Callable[Concatenate[Any, Any, P], None],
+) -> Callable[Concatenate[str, P], Chart]:
+    """A function of a title, and of what `draw` draws into a figure and its axes; their chart."""
+
+    @functools.wraps(draw)
+    def chart(title: str, *args: P.args, **named: P.kwargs) -> Chart:
+        return Chart(title, lambda figure: draw(figure, figure.subplots(), *args, **named))
+
+    return chart
+
+
+@_chart
 def bar_by_layer(
-    title: str, axis: str, layers: Sequence[str], parts: Mapping[str, Values]
-) -> Chart:
+    figure: Any, axes: Any, axis: str, layers: Sequence[str], parts: Mapping[str, Values]
+) -> None:
     """A stacked bar for each layer. `parts` has one value per layer for each name; `axis` says what
     the height measures."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        below = [0.0] * len(layers)
-        bars = []
-        for i, values in enumerate(parts.values()):
-            heights = [value or 0.0 for value in _finite(values)]
-            bars.append(axes.bar(range(len(layers)), heights, 0.8, below, color=color_of(i)))
-            below = [low + height for low, height in zip(below, heights, strict=True)]
-        _layer_axis(axes, layers)
-        axes.set_ylabel(drawn_text(axis))
-        add_legend(figure, bars, list(parts))
-
-    return Chart(title, draw)
+    below = np.zeros(len(layers))
+    bars = []
+    for i, values in enumerate(parts.values()):
+        heights = np.nan_to_num(_gapped(values))
+        bars.append(axes.bar(range(len(layers)), heights, 0.8, below, color=color_of(i)))
+        below = below + heights
+    _layer_axis(axes, layers)
+    axes.set_ylabel(drawn_text(axis))
+    add_legend(figure, bars, list(parts))
 
 
+@_chart
 def lines_by_layer(
-    title: str, axis: str, layers: Sequence[str], lines: Mapping[str, Values]
-) -> Chart:
+    figure: Any, axes: Any, axis: str, layers: Sequence[str], lines: Mapping[str, Values]
+) -> None:
     """A line for each candidate; `lines` has one value per layer for each name. What belongs to no
     layer, if it is last, is a point beside the line: there is nothing between it and a layer."""
     x = list(range(len(layers)))
     apart = [len(layers) - 1] if layers and layers[-1] == shown(-1, "layer") else []
-    for at in apart:
-        x.insert(at, at)
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        drawn = []
-        for i, values in enumerate(lines.values()):
-            heights = _gapped(values)
-            for at in apart:
-                heights.insert(at, math.nan)
-            style = _STYLES[i // len(COLORS) % len(_STYLES)]
-            drawn += axes.plot(
-                x, heights, style, color=color_of(i), marker="o", markersize=3.5, linewidth=1.6
-            )
-        _layer_axis(axes, layers)
-        axes.set_ylabel(drawn_text(axis))
-        add_legend(figure, drawn, list(lines))
-
-    return Chart(title, draw)
+    drawn = []
+    for i, values in enumerate(lines.values()):
+        style = _STYLES[i // len(COLORS) % len(_STYLES)]
+        drawn += axes.plot(
+            np.insert(x, apart, apart), np.insert(_gapped(values), apart, math.nan), style,
+            color=color_of(i), marker="o", markersize=3.5, linewidth=1.6,
+        )  # fmt: skip
+    _layer_axis(axes, layers)
+    axes.set_ylabel(drawn_text(axis))
+    add_legend(figure, drawn, list(lines))
 
 
-def scatter_size_error(title: str, x_axis: str, y_axis: str, points: Sequence[Point]) -> Chart:
+@_chart
+def scatter_size_error(
+    figure: Any, axes: Any, x_axis: str, y_axis: str, points: Sequence[Point]
+) -> None:
     """A labelled point for each candidate: error against size. The axis of the error is logarithmic
     if all errors are above zero and span more than a decade. Points that are not finite are
     omitted."""
     kept = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        errors = [point.y for point in kept]
-        if errors and min(errors) > 0 and max(errors) > 10 * min(errors):
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(lambda error, _: f"{error:g}")
-            axes.yaxis.set_minor_formatter(lambda _error, _: "")
-        axes.margins(x=0.12, y=0.14)
-        axes.scatter([point.x for point in kept], errors, s=36, color=COLORS[0], zorder=3)
-        axes.set(xlabel=drawn_text(x_axis), ylabel=drawn_text(y_axis))
-        _label_points(figure, axes, kept)
-
-    return Chart(title, draw)
+    errors = [point.y for point in kept]
+    if errors and min(errors) > 0 and max(errors) > 10 * min(errors):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda error, _: f"{error:g}")
+        axes.yaxis.set_minor_formatter(lambda _error, _: "")
+    axes.margins(x=0.12, y=0.14)
+    axes.scatter([point.x for point in kept], errors, s=36, color=COLORS[0], zorder=3)
+    axes.set(xlabel=drawn_text(x_axis), ylabel=drawn_text(y_axis))
+    _label_points(figure, axes, kept)
 
 
+@_chart
 def roofline_chart(
-    title: str, slopes: Mapping[str, float], roofs: Mapping[str, float], points: Sequence[Point]
-) -> Chart:
+    figure: Any,
+    axes: Any,
+    slopes: Mapping[str, float],
+    roofs: Mapping[str, float],
+    points: Sequence[Point],
+) -> None:
     """FLOP/s over FLOPs per byte, both logarithmic: a slope for each bandwidth in bytes/s, a level
     for each roof in FLOP/s, and a labelled point for each op. Points that are not above zero are
     omitted."""
     kept = [p for p in points if 0 < p.x < math.inf and 0 < p.y < math.inf]
     peak = max(roofs.values())
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="GFLOP/s")
-        low = min([peak / max(slopes.values()) / 10, *(p.x / 2 for p in kept)])
-        high = max([peak / min(slopes.values()) * 10, *(p.x * 2 for p in kept)])
-        drawn: list[Any] = []
-        for slope in slopes.values():
-            ends = [low, peak / slope]
-            color = color_of(len(drawn) + 1)
-            drawn += axes.plot(ends, [slope * x for x in ends], color=color)
-        for roof in roofs.values():
-            ends = [roof / max(slopes.values()), high]
-            color = color_of(len(drawn) + 1)
-            drawn += axes.plot(ends, [roof, roof], color=color, linestyle="--")
-        axes.scatter([p.x for p in kept], [p.y for p in kept], s=30, color=COLORS[0], zorder=3)
-        axes.xaxis.set_major_formatter(lambda intensity, _: f"{intensity:g}")
-        axes.yaxis.set_major_formatter(lambda rate, _: f"{rate / 1e9:g}")
-        add_legend(figure, drawn, [*slopes, *roofs])
-        _label_points(figure, axes, kept)
-
-    return Chart(title, draw)
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="GFLOP/s")
+    low = min([peak / max(slopes.values()) / 10, *(p.x / 2 for p in kept)])
+    high = max([peak / min(slopes.values()) * 10, *(p.x * 2 for p in kept)])
+    lines = [([low, peak / slope], [slope * low, peak], "-") for slope in slopes.values()]
+    lines += [([roof / max(slopes.values()), high], [roof] * 2, "--") for roof in roofs.values()]
+    drawn: list[Any] = []
+    for i, (x, y, style) in enumerate(lines, 1):
+        drawn += axes.plot(x, y, color=color_of(i), linestyle=style)
+    axes.scatter([p.x for p in kept], [p.y for p in kept], s=30, color=COLORS[0], zorder=3)
+    axes.xaxis.set_major_formatter(lambda intensity, _: f"{intensity:g}")
+    axes.yaxis.set_major_formatter(lambda rate, _: f"{rate / 1e9:g}")
+    add_legend(figure, drawn, [*slopes, *roofs])
+    _label_points(figure, axes, kept)
 
 
+@_chart
 def map_by_layer(
-    title: str, axis: str, layers: Sequence[str], rows: Sequence[Values], columns: Sequence[str]
-) -> Chart:
+    figure: Any,
+    axes: Any,
+    axis: str,
+    layers: Sequence[str],
+    rows: Sequence[Values],
+    columns: Sequence[str],
+) -> None:
     """A map with a row for each layer, the first at the bottom, and a column for each value of a
     row; as many of the labels `columns` are written as fit. Cells without a finite value stay
     empty."""
-
-    def draw(figure: Any) -> None:
-        import numpy as np
-
-        cells = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
-        for i, row in enumerate(rows):
-            cells[i, : len(row)] = _gapped(row)
-        norm = norm_of(cells)
-        axes = figure.subplots()
-        axes.grid(visible=False)
-        image = axes.imshow(cells, aspect="auto", origin="lower", norm=norm, interpolation="none")
-        at = range(0, len(layers), step_between(len(layers), 20))
-        axes.set_yticks(list(at), [drawn_text(layers[i]) for i in at])
-        axes.set_ylabel("layer")
-        marks = range(0, len(columns), step_between(len(columns), _COLUMNS))
-        axes.set_xticks(list(marks), [drawn_text(columns[i]) for i in marks], rotation=90)
-        axes.set_xlabel(drawn_text(axis))
-        # matplotlib's own labels would be formulas, and those of 6 to 9 would overlap
-        bar = figure.colorbar(image, ax=axes, format=lambda value, _: f"{value:g}")
-        if norm is not None and norm.vmax > 100 * norm.vmin:
-            bar.minorticks_off()
-        else:
-            bar.ax.yaxis.set_minor_formatter(
-                lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else ""
-            )
-
-    return Chart(title, draw)
+    cells = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for i, row in enumerate(rows):
+        cells[i, : len(row)] = _gapped(row)
+    norm = norm_of(cells)
+    axes.grid(visible=False)
+    image = axes.imshow(cells, aspect="auto", origin="lower", norm=norm, interpolation="none")
+    at = range(0, len(layers), step_between(len(layers), 20))
+    axes.set_yticks(list(at), [drawn_text(layers[i]) for i in at])
+    axes.set_ylabel("layer")
+    marks = range(0, len(columns), step_between(len(columns), _COLUMNS))
+    axes.set_xticks(list(marks), [drawn_text(columns[i]) for i in marks], rotation=90)
+    axes.set_xlabel(drawn_text(axis))
+    # matplotlib's own labels would be formulas, and those of 6 to 9 would overlap
+    bar = figure.colorbar(image, ax=axes, format=lambda value, _: f"{value:g}")
+    if norm is not None and norm.vmax > 100 * norm.vmin:
+        bar.minorticks_off()
+    else:
+        bar.ax.yaxis.set_minor_formatter(
+            lambda value, _: f"{value:g}" if f"{value:e}"[0] in "235" else ""
+        )
 
 
 # --- what was done when ---
@@ -283,53 +280,52 @@ class Bar:
     marked: bool = False
 
 
-def lane_chart(title: str, lanes: Sequence[str], bars: Sequence[Bar], marked: str) -> Chart:
+@_chart
+def lane_chart(
+    figure: Any, axes: Any, lanes: Sequence[str], bars: Sequence[Bar], marked: str
+) -> None:
     """A row for each of `lanes`, the first on top, and its bars. Those that are marked have a
     stripe below, which the legend calls `marked`. The groups with the most time have colours of
     their own."""
-    time_of: dict[str, int] = {}
+    from matplotlib.patches import Patch
+
+    time_of: Counter[str] = Counter()
     for bar in bars:
-        time_of[bar.group] = time_of.get(bar.group, 0) + bar.end - bar.begin
+        time_of[bar.group] += bar.end - bar.begin
     groups = sorted(time_of, key=lambda group: (-time_of[group], group))
     color = {group: COLORS[min(i, len(COLORS) - 1)] for i, group in enumerate(groups)}
     last = max((bar.end for bar in bars), default=0)
     scale, unit = next(((s, u) for s, u in _UNITS if last >= s), _UNITS[-1])
+    axes.grid(visible=False)
+    axes.set_yticks(range(len(lanes)), [drawn_text(lane) for lane in lanes])
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    axes.set_xlim(0, max(last, 1) / scale)
+    axes.set_xlabel(unit)
+    ink = axes.xaxis.label.get_color()
 
     def span(bar: Bar) -> tuple[float, float]:
         return bar.begin / scale, (bar.end - bar.begin) / scale
 
-    def draw(figure: Any) -> None:
-        from matplotlib.patches import Patch
-
-        axes = figure.subplots()
-        axes.grid(visible=False)
-        axes.set_yticks(range(len(lanes)), [drawn_text(lane) for lane in lanes])
-        axes.set_ylim(len(lanes) - 0.5, -0.5)
-        axes.set_xlim(0, max(last, 1) / scale)
-        axes.set_xlabel(unit)
-        ink = axes.xaxis.label.get_color()
-        for lane in range(len(lanes)):
-            own = [bar for bar in bars if bar.lane == lane]
-            if own:
-                axes.broken_barh(
-                    [span(bar) for bar in own],
-                    (lane - _HIGH, 2 * _HIGH),
-                    facecolors=[color[bar.group] for bar in own],
-                    # an edge would cover a bar that is hardly wider
-                    linewidth=[0.5 if (bar.end - bar.begin) > last / 200 else 0 for bar in own],
-                    edgecolors="white",
-                )
-            if stripes := [span(bar) for bar in own if bar.marked]:
-                axes.broken_barh(stripes, (lane + _HIGH, _STRIPE), facecolors=ink, linewidth=0)
-        drawn = {group: Patch(facecolor=color[group]) for group in groups[:MOST_GROUPS]}
-        if len(groups) > MOST_GROUPS:
-            drawn["other"] = Patch(facecolor=COLORS[-1])
-        if any(bar.marked for bar in bars):
-            drawn[marked] = Patch(facecolor=ink)
-        add_legend(figure, list(drawn.values()), list(drawn))
-        _write_in_bars(figure, axes, bars, scale)
-
-    return Chart(title, draw)
+    for lane in range(len(lanes)):
+        own = [bar for bar in bars if bar.lane == lane]
+        if own:
+            axes.broken_barh(
+                [span(bar) for bar in own],
+                (lane - _HIGH, 2 * _HIGH),
+                facecolors=[color[bar.group] for bar in own],
+                # an edge would cover a bar that is hardly wider
+                linewidth=[0.5 if (bar.end - bar.begin) > last / 200 else 0 for bar in own],
+                edgecolors="white",
+            )
+        if stripes := [span(bar) for bar in own if bar.marked]:
+            axes.broken_barh(stripes, (lane + _HIGH, _STRIPE), facecolors=ink, linewidth=0)
+    drawn = {group: Patch(facecolor=color[group]) for group in groups[:MOST_GROUPS]}
+    if len(groups) > MOST_GROUPS:
+        drawn["other"] = Patch(facecolor=COLORS[-1])
+    if any(bar.marked for bar in bars):
+        drawn[marked] = Patch(facecolor=ink)
+    add_legend(figure, list(drawn.values()), list(drawn))
+    _write_in_bars(figure, axes, bars, scale)
 
 
 def _write_in_bars(figure: Any, axes: Any, bars: Sequence[Bar], scale: float) -> None:
@@ -359,25 +355,25 @@ def _write_in_bars(figure: Any, axes: Any, bars: Sequence[Bar], scale: float) ->
             written.set_size(size)
 
 
+@_chart
 def curve_chart(
-    title: str, x_axis: str, y_axis: str, x: Sequence[float], curves: Mapping[str, Values]
-) -> Chart:
+    figure: Any,
+    axes: Any,
+    x_axis: str,
+    y_axis: str,
+    x: Sequence[float],
+    curves: Mapping[str, Values],
+) -> None:
     """A curve for each name, over the numbers `x`, in whose order it has a value each. The first is
     solid with points, the others are dashed."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        drawn = []
-        for i, values in enumerate(curves.values()):
-            heights = [math.nan if value is None else value for value in values]
-            style = {"marker": "o", "markersize": 3.5} if i == 0 else {"linestyle": "--"}
-            drawn += axes.plot(x, heights, color=color_of(i), linewidth=1.6, **style)
-        axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set(xlabel=drawn_text(x_axis), ylabel=drawn_text(y_axis))
-        add_legend(figure, drawn, list(curves))
-
-    return Chart(title, draw)
+    drawn = []
+    for i, values in enumerate(curves.values()):
+        style = {"marker": "o", "markersize": 3.5} if i == 0 else {"linestyle": "--"}
+        drawn += axes.plot(x, _gapped(values), color=color_of(i), linewidth=1.6, **style)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel=drawn_text(x_axis), ylabel=drawn_text(y_axis))
+    add_legend(figure, drawn, list(curves))
 
 
 # --- what the charts share ---
@@ -385,8 +381,6 @@ def curve_chart(
 
 def placed(amounts: Float64, known: Float64) -> Float64:
     """Where amounts lie from 0 to 1, on the scale that the positive ones of `known` define."""
-    import numpy as np
-
     ends = _ends(known)
     share = amounts / max(float(known.max(initial=0)), 1e-30)
     if ends is not None:
@@ -397,7 +391,6 @@ def placed(amounts: Float64, known: Float64) -> Float64:
 def norm_of(cells: Float64) -> Any:
     """The same scale for matplotlib; None is its own, which is linear. Zero has no colour on a
     logarithmic one."""
-    import numpy as np
     from matplotlib.colors import LogNorm
 
     ends = _ends(cells[np.isfinite(cells)])
@@ -465,12 +458,9 @@ def step_between(n: int, fitting: int) -> int:
     return step
 
 
-def _finite(values: Values) -> list[float | None]:
-    return [v if v is not None and math.isfinite(v) else None for v in values]
-
-
-def _gapped(values: Values) -> list[float]:
-    return [math.nan if v is None else v for v in _finite(values)]
+def _gapped(values: Values) -> Float64:
+    found = np.array(values, np.float64)
+    return np.where(np.isfinite(found), found, np.nan)
 
 
 def _layer_axis(axes: Any, layers: Sequence[str]) -> None:

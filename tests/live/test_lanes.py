@@ -10,13 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from llamacpp_instr.converters.live import frames, lanes
+from llamacpp_instr.converters.live import frames, state
 from llamacpp_instr.converters.live.frames import ended, figures_of, is_active, step_details
-from llamacpp_instr.converters.live.lanes import Lane, LiveLanes
 from llamacpp_instr.converters.live.live_session import KEPT, LiveSession
 from llamacpp_instr.converters.live.state import (
     SECOND,
     Cache,
+    Lane,
+    LiveLanes,
     LiveState,
     Second,
     Threads,
@@ -125,7 +126,7 @@ def test_the_times_of_a_lane_count_once_and_only_with_a_token() -> None:
 def test_the_oldest_lane_that_is_over_is_forgotten(
     end_of: int | None, left: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "KEPT", 3)
+    monkeypatch.setattr(state, "LANES", 3)
     of = LiveLanes()
     for number in range(3):
         step(of, number, number, 0, 4, True)

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.live.ranges import OPEN, RangeOpener
+from llamacpp_instr.converters.live.server import OPEN, RangeOpener
 from llamacpp_instr.log.runs import FollowedLog, part_path
 from llamacpp_instr.log.schema import StepBegin
 from tests.conftest import Instr

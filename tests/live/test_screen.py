@@ -12,8 +12,8 @@ from rich.style import Style
 from rich.text import Text
 
 from llamacpp_instr.converters.live.frames import glance
-from llamacpp_instr.converters.live.screen import draw, usual_phase
 from llamacpp_instr.converters.live.state import LiveState
+from llamacpp_instr.converters.live.tui import draw, usual_phase
 from llamacpp_instr.log.schema import Message
 from tests.kit.made_log import encode, make_log
 from tests.live.followed_logs import open_log

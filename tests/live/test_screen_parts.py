@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.converters.live.screen import (
+from llamacpp_instr.converters.live.server import LiveServer
+from llamacpp_instr.converters.live.tui import (
     CELLS,
     DIM,
     GOOD,
@@ -15,6 +16,7 @@ from llamacpp_instr.converters.live.screen import (
     SHADES,
     STRONG,
     TOKENS,
+    LiveApp,
     _background,
     _cell,
     _lanes,
@@ -23,8 +25,6 @@ from llamacpp_instr.converters.live.screen import (
     _series,
     _sparks,
 )
-from llamacpp_instr.converters.live.server import LiveServer
-from llamacpp_instr.converters.live.tui import LiveApp
 
 
 def frame(t: int, *seconds: tuple[int, int]) -> dict[str, Any]:

@@ -13,9 +13,8 @@ import msgspec
 import pytest
 
 from llamacpp_instr.converters.live.frames import FrameMaker, figures_of, step_details
-from llamacpp_instr.converters.live.lanes import BETWEEN, TO_FIRST, Histogram
-from llamacpp_instr.converters.live.metrics import metrics_text
-from llamacpp_instr.converters.live.state import MESSAGES, LiveState
+from llamacpp_instr.converters.live.server import metrics_text
+from llamacpp_instr.converters.live.state import BETWEEN, MESSAGES, TO_FIRST, Histogram, LiveState
 from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests

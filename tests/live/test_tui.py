@@ -16,8 +16,7 @@ import pytest
 from textual.pilot import Pilot
 
 from llamacpp_instr.converters.live.live_session import LiveSession
-from llamacpp_instr.converters.live.screen import draw
-from llamacpp_instr.converters.live.tui import Help, LiveApp
+from llamacpp_instr.converters.live.tui import Help, LiveApp, draw
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import one_line
 from tests.kit.programs import line, program, say
