@@ -29,11 +29,7 @@ from llamacpp_instr.report.page import Figure, Section
 from llamacpp_instr.report.plain_charts import (
     BINS,
     Axis,
-    Heat,
     Line,
-    Passage,
-    Tile,
-    areas_over_time,
     binned,
     heat_map,
     lines_over_time,
@@ -90,7 +86,7 @@ def _page_of(session: Session, probe: Probe | None) -> tuple[list[_First], list[
     summary = {report.title: report for report in compute_summary(session, probe)}
     later = {title: summary.pop(title, None) for title in (*LATER, "Memory", "Recorder")}
     figures = list(_first_figures(summary, later["Memory"]))
-    first = [Tile(shown(value, unit), what) for what, value, unit in figures]
+    first = [(shown(value, unit), what) for what, value, unit in figures]
     requests = compute_requests(session)
     several = int(requests[0].figures.get("requests", (0,))[0] or 0) > 1
     sections: list[Section | None] = [
@@ -179,7 +175,7 @@ def _heat(tree: Tree) -> Iterator[Section]:
     ops = ops[:MOST_ROWS]
     table = np.array([[amounts[op].get(of, 0) for of in ordered] for op in ops], np.float64)
     names = ["none" if of == NO_LAYER else of.removeprefix("layer ") for of in ordered]
-    yield heat_map("Time by layer and op", Heat(ops, names, table, "ns"), "layer", notes)
+    yield heat_map("Time by layer and op", ops, names, table, "ns", "layer", notes)
 
 
 def _weights(session: Session) -> Iterator[Section]:
@@ -260,10 +256,10 @@ def memory_over_time(session: Session) -> Iterator[Section]:
             rows.append(row)
     x, weights, cache, compute, resident = np.array(rows, np.float64).T
     kinds = {"weights": weights, "KV cache, state": cache, "compute buffers": compute}
-    line = Line("resident memory of the process", x, resident, resident, resident)
+    areas = [Line.of(kind, x, amounts) for kind, amounts in kinds.items()]
+    lines = [Line.of("resident memory of the process", x, resident)] if resident.any() else []
     axis = Axis("memory by kind", "bytes")
-    shown_line = line if resident.any() else None
-    yield areas_over_time("Memory over time", axis, x, kinds, span, shown_line)
+    yield lines_over_time("Memory over time", axis, lines, span, areas=areas)
 
 
 def cells_over_time(session: Session) -> Iterator[Section]:
@@ -316,7 +312,7 @@ def tokens_with_times(session: Session) -> Iterator[Section]:
         half = MOST_TOKENS // 2
         tokens = tokens.rows(np.r_[0:half, n - half : n])
         notes.append(f"The first and the last {half:,} of {n:,} tokens.")
-    passages: list[Passage] = []
+    passages: list[tuple[str, list[tuple[str, int]]]] = []
     pieces: list[tuple[str, int]] = []
     before: tuple[int, int, int] | None = None
     for ctx, seq, t, dur, text in tokens.tuples("ctx", "seq", "t", "dur", "text"):
@@ -328,7 +324,7 @@ def tokens_with_times(session: Session) -> Iterator[Section]:
             name = request.name if request is not None else ""
             heading = f"{name or where}, from {shown(began - session.start.t, 'ns')}"
             pieces = []
-            passages.append(Passage(heading, pieces))
+            passages.append((heading, pieces))
             before = ctx, seq, began
         pieces.append((text[:MOST_TEXT], max(end - before[2], 0)))
         before = ctx, seq, end

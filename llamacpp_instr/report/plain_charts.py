@@ -38,6 +38,11 @@ class Line:
     low: Float64
     high: Float64
 
+    @classmethod
+    def of(cls, name: str, x: Float64, y: Float64) -> Line:
+        """A line whose samples are single values."""
+        return cls(name, x, y, y, y)
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -46,18 +51,6 @@ class Axis:
     name: str
     unit: Unit
     logarithmic: bool = False
-    most: float | None = None
-    """the upper end; by default that of the samples"""
-
-
-@dataclass(frozen=True)
-class Heat:
-    """Amounts by row and column, (rows, columns), not negative."""
-
-    rows: Sequence[str]
-    columns: Sequence[str]
-    amounts: Float64
-    unit: Unit
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ def binned(name: str, x: NDArray[np.int64], y: Float64, span: tuple[int, int]) -
     order = np.argsort(x, kind="stable")
     x, y = x[order], y[order]
     if len(x) <= BINS:
-        return Line(name, x.astype(np.float64), y, y, y)
+        return Line.of(name, x.astype(np.float64), y)
     width = -(-max(span[1] - span[0], 1) // BINS)
     bins = np.clip((x - span[0]) // width, 0, BINS - 1)
     _, first = np.unique(bins, return_index=True)
@@ -96,11 +89,23 @@ def lines_over_time(
     span: tuple[int, int],
     notes: Sequence[str] = (),
     dots: bool = False,
+    areas: Sequence[Line] = (),
 ) -> Figure:
-    """Values over time in ns: `dots`, or lines that hold each value until the next sample."""
-    scale, ticks = _scale(axis, lines)
+    """Values over time in ns: `dots`, or lines that hold each value until the next sample. Below
+    them are `areas`, stacked, which have the same times."""
+    tops = []
+    for area in areas:
+        tops.append(Line.of(area.name, area.x, area.middle + (tops[-1].middle if tops else 0)))
+    scale, ticks = _scale(axis, [*tops[-1:], *lines])
     parts = []
-    for i, line in enumerate(lines):
+    below = np.zeros(len(areas[0].x) if areas else 0)
+    for i, top in enumerate(tops):
+        at = _places(top.x, span)
+        up, down = (_stepped(at, _heights(scale, ys)) for ys in (top.middle, below))
+        points = " ".join(f"{px:.1f},{py:.1f}" for px, py in [*up, *reversed(down)])
+        parts.append(f'<polygon fill="{color_of(i)}" points="{points}"/>')
+        below = top.middle
+    for i, line in enumerate(lines, len(areas)):
         x = _places(line.x, span)
         high, middle, low = (_heights(scale, ys) for ys in (line.high, line.middle, line.low))
         ranges = "".join(
@@ -115,49 +120,30 @@ def lines_over_time(
             parts.append(_path("dots", i, drawn))
         else:
             parts.append(_path("line", i, _held(x, middle)))
-    return _figure(title, axis, "".join(parts), ticks, span, [line.name for line in lines], notes)
+    names = [line.name for line in (*areas, *lines)]
+    return _figure(title, axis, "".join(parts), ticks, span, names, notes)
 
 
-def areas_over_time(
+def heat_map(
     title: str,
-    axis: Axis,
-    x: Float64,
-    areas: dict[str, Float64],
-    span: tuple[int, int],
-    line: Line | None = None,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    amounts: Float64,
+    unit: Unit,
+    across: str,
+    notes: Sequence[str] = (),
 ) -> Figure:
-    """Amounts over time in ns, stacked, each held until the next sample; `line` is drawn above."""
-    whole = np.sum(list(areas.values()), axis=0)
-    top = Line("", x, whole, whole, whole)
-    scale, ticks = _scale(axis, [top] if line is None else [top, line])
-    at = _places(x, span)
-    below, parts = np.zeros(len(x)), []
-    for i, amounts in enumerate(areas.values()):
-        above = below + amounts
-        up = _stepped(at, _heights(scale, above))
-        down = _stepped(at, _heights(scale, below))
-        points = " ".join(f"{px:.1f},{py:.1f}" for px, py in [*up, *reversed(down)])
-        parts.append(f'<polygon fill="{color_of(i)}" points="{points}"/>')
-        below = above
-    names = list(areas)
-    if line is not None:
-        drawn = _held(_places(line.x, span), _heights(scale, line.middle))
-        parts.append(_path("line", len(areas), drawn))
-        names.append(line.name)
-    return _figure(title, axis, "".join(parts), ticks, span, names)
-
-
-def heat_map(title: str, heat: Heat, across: str, notes: Sequence[str] = ()) -> Figure:
-    """A cell for each amount, the darker the larger; `across` says what the columns are."""
-    n_rows, n_columns = heat.amounts.shape
-    whole = float(heat.amounts.sum())
-    shares = placed(heat.amounts, heat.amounts)
+    """A cell for each of the amounts by row and column, which are not negative, the darker the
+    larger; `across` says what the columns are."""
+    n_rows, n_columns = amounts.shape
+    whole = float(amounts.sum())
+    shares = placed(amounts, amounts)
     cells = []
-    for i, row in enumerate(heat.amounts.tolist()):
+    for i, row in enumerate(amounts.tolist()):
         for j, amount in enumerate(row):
             if amount > 0:
-                tooltip = f"{heat.rows[i]}, {across} {heat.columns[j]}: "
-                tooltip += f"{shown(amount, heat.unit)}, {100 * amount / whole:.1f} %"
+                tooltip = f"{rows[i]}, {across} {columns[j]}: "
+                tooltip += f"{shown(amount, unit)}, {100 * amount / whole:.1f} %"
                 opacity = f"{0.1 + 0.9 * shares[i, j]:.2f}"
                 cells.append(
                     f'<rect x="{j}" y="{i}" width="1" height="1" opacity="{opacity}">'
@@ -166,10 +152,10 @@ def heat_map(title: str, heat: Heat, across: str, notes: Sequence[str] = ()) -> 
     step, last = step_between(n_columns, MARKS), n_columns - 1
     marks = [j for j in range(0, n_columns, step) if j == last or last - j >= step] + [last]
     labels = "".join(
-        f'<span style="left:{100 * (j + 0.5) / n_columns:.2f}%">{escaped(heat.columns[j])}</span>'
+        f'<span style="left:{100 * (j + 0.5) / n_columns:.2f}%">{escaped(columns[j])}</span>'
         for j in dict.fromkeys(marks)
     )
-    names = "".join(f'<span title="{escaped(n)}">{escaped(n)}</span>' for n in heat.rows)
+    names = "".join(f'<span title="{escaped(n)}">{escaped(n)}</span>' for n in rows)
     return Figure(
         title,
         f'<div class="chart heat"><div class="names">{names}</div>'
@@ -200,40 +186,28 @@ def bars(title: str, names: Sequence[str], groups: Sequence[Group]) -> Figure:
 # --- figures of text ---
 
 
-@dataclass(frozen=True)
-class Tile:
-    """A figure that one sees first."""
-
-    value: str
-    what: str
-
-
-@dataclass(frozen=True)
-class Passage:
-    """Pieces of text in the order in which they came, each with its ns."""
-
-    heading: str
-    pieces: Sequence[tuple[str, int]]
-
-
-def tiles(title: str, figures: Sequence[Tile]) -> Figure:
-    """The figures side by side, as many in a row as fit."""
+def tiles(title: str, figures: Sequence[tuple[str, str]]) -> Figure:
+    """What one sees first, each its value and what it is: as many side by side as fit."""
     cells = "".join(
-        f"<div><b>{escaped(tile.value)}</b><span>{escaped(tile.what)}</span></div>"
-        for tile in figures
+        f"<div><b>{escaped(value)}</b><span>{escaped(what)}</span></div>" for value, what in figures
     )
     return Figure(title, f'<div class="tiles">{cells}</div>', [], _TILES)
 
 
-def timed_text(title: str, passages: Sequence[Passage], notes: Sequence[str] = ()) -> Figure:
-    """Every piece above its milliseconds. A piece has a background if it took longer than the
-    median piece, the stronger the longer, up to four times the median."""
-    times = [ns for passage in passages for _, ns in passage.pieces]
+def timed_text(
+    title: str,
+    passages: Sequence[tuple[str, Sequence[tuple[str, int]]]],
+    notes: Sequence[str] = (),
+) -> Figure:
+    """Passages: a heading and pieces of text in the order in which they came, each above its ns as
+    milliseconds. A piece has a background if it took longer than the median piece, the stronger
+    the longer, up to four times the median."""
+    times = [ns for _, pieces in passages for _, ns in pieces]
     median = max(statistics.median(times), 1) if times else 1
     parts = []
-    for passage in passages:
+    for heading, pieces in passages:
         cells = []
-        for text, ns in passage.pieces:
+        for text, ns in pieces:
             heat = round(9 * min(max(ns / median - 1.15, 0) / 3, 1))
             kind = f' class="h{heat}"' if heat else ""
             cells.append(
@@ -241,8 +215,7 @@ def timed_text(title: str, passages: Sequence[Passage], notes: Sequence[str] = (
             )
             if text.endswith("\n"):
                 cells.append("<br>")
-        heading = escaped(passage.heading)
-        parts.append(f"<h3>{heading}</h3><div>{''.join(cells)}</div>")
+        parts.append(f"<h3>{escaped(heading)}</h3><div>{''.join(cells)}</div>")
     region = f'<div class="timed" role="region" tabindex="0" aria-label="{escaped(title)}">'
     return Figure(title, f"{region}{''.join(parts)}</div>", list(notes), _TIMED)
 
@@ -394,7 +367,7 @@ def _scale(
     axis: Axis, lines: Sequence[Line]
 ) -> tuple[Callable[[float], float], list[tuple[float, float]]]:
     """Value -> height from 0 to 1, and the ticks as (value, height)."""
-    most = axis.most or max((float(np.max(of.high, initial=0)) for of in lines), default=0.0)
+    most = max((float(np.max(of.high, initial=0)) for of in lines), default=0.0)
     positive = [float(v) for of in lines for v in of.low.tolist() if v > 0]
     if axis.logarithmic and positive and most > 0:
         low, high = math.log10(min(positive)), math.log10(most)

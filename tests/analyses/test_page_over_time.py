@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from llamacpp_instr.converters.analyses import page
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.report.plain_charts import BINS
+from llamacpp_instr.report.plain_charts import BINS, Line
 from tests.kit.batched_log import PERIOD_NS, STEP_NS, Batch, batched_log
 from tests.kit.reports import session_of
 
@@ -26,8 +27,12 @@ def decodes(n: int) -> list[Batch]:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the charts are given, in place of the charts."""
     found: list[tuple[Any, ...]] = []
-    for name in ("lines_over_time", "areas_over_time", "timed_text"):
-        monkeypatch.setattr(page, name, lambda *of, **_: found.append(of))
+
+    def keep(*given: Any, areas: Sequence[Line] = (), **_: Any) -> None:
+        found.append((*given, areas) if areas else given)
+
+    for name in ("lines_over_time", "timed_text"):
+        monkeypatch.setattr(page, name, keep)
     return found
 
 
@@ -110,9 +115,10 @@ def test_the_weights_of_a_model_count_once(
     events += [memory(i, t + 10 * i, rss=7, model=100, context=10, compute=1) for i in range(2)]
     session = session_of(tmp_path / "a.log", events)
     list(page.memory_over_time(session))
-    ((_, _, x, kinds, span, line),) = drawn
-    assert x.tolist() == [t - session.start.t, t + 10 - session.start.t]
-    assert {name: of.tolist() for name, of in kinds.items()} == {
+    ((_, _, (line,), span, areas),) = drawn
+    for of in areas:
+        assert of.x.tolist() == [t - session.start.t, t + 10 - session.start.t]
+    assert {of.name: of.middle.tolist() for of in areas} == {
         "weights": weights,
         "KV cache, state": [10, 20],
         "compute buffers": [1, 2],
@@ -128,10 +134,10 @@ def test_memory_that_changes_replaces_what_a_context_had(
     t = events[-1].t
     events += [memory(0, t, context=10, compute=5), memory(0, t + 10, context=30, compute=2)]
     list(page.memory_over_time(session_of(tmp_path / "a.log", events)))
-    (_, _, _, kinds, _, line) = drawn[0]
-    assert kinds["KV cache, state"].tolist() == [10, 30]
-    assert kinds["compute buffers"].tolist() == [5, 2]
-    assert line is None, "the resident memory is unknown"
+    (_, _, lines, _, (_, cache, compute)) = drawn[0]
+    assert cache.middle.tolist() == [10, 30]
+    assert compute.middle.tolist() == [5, 2]
+    assert lines == [], "the resident memory is unknown"
 
 
 @pytest.mark.parametrize(("n", "left"), [(BINS, BINS), (BINS + 1, 1)])
@@ -143,9 +149,9 @@ def test_many_readings_of_one_moment_are_the_last(
     # the span is a step, of which a bin is more than 1 ns
     events += [memory(0, t, rss=i + 1, context=i) for i in range(n)]
     list(page.memory_over_time(session_of(tmp_path / "a.log", events)))
-    (_, _, x, kinds, _, line) = drawn[0]
-    assert len(x) == left
-    assert kinds["KV cache, state"][-1] == n - 1
+    (_, _, (line,), _, (_, cache, _)) = drawn[0]
+    assert len(cache.x) == left
+    assert cache.middle[-1] == n - 1
     assert line.middle[-1] == n
 
 
@@ -215,11 +221,11 @@ def test_a_passage_for_each_sequence_that_goes_on(
     list(page.tokens_with_times(session))
     ((_, passages, notes),) = drawn
     began = STEP_NS + 10 + 9
-    assert [of.pieces for of in passages] == [
+    assert [pieces for _, pieces in passages] == [
         [("a", began), ("c", PERIOD_NS)],
         [("b" * page.MOST_TEXT, began), ("d", PERIOD_NS)],
     ]
-    headings = [of.heading.rpartition(", from ")[0] for of in passages]
+    headings = [heading.rpartition(", from ")[0] for heading, _ in passages]
     assert headings == ["Context 0", "Context 0, sequence 3"]
     assert notes == ["Milliseconds are below each token; the background marks slow ones."]
 
@@ -234,8 +240,8 @@ def test_of_many_tokens_the_first_and_the_last_are_shown(
         Batch([(0, 3 + i, 1) if i else (0, 0, 4)], sampled=[(0, i, "abcdefg"[i])]) for i in range(n)
     ]
     list(page.tokens_with_times(session_of(tmp_path / "a.log", batched_log(batches))))
-    ((_, (passage,), notes),) = drawn
-    assert "".join(text for text, _ in passage.pieces) == shown
+    ((_, ((_, pieces),), notes),) = drawn
+    assert "".join(text for text, _ in pieces) == shown
     assert notes[1:] == ["The first and the last 3 of 7 tokens."] * (n > 6)
 
 
@@ -247,4 +253,4 @@ def test_tokens_of_steps_that_failed_are_not_shown(
         Batch([(0, 0, 4)], sampled=[(0, 1, "b")]),
     ]
     list(page.tokens_with_times(session_of(tmp_path / "a.log", batched_log(batches))))
-    assert [[text for text, _ in of.pieces] for of in drawn[0][1]] == [["b"]]
+    assert [[text for text, _ in pieces] for _, pieces in drawn[0][1]] == [["b"]]

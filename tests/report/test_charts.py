@@ -22,7 +22,7 @@ from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.report import charts
 from llamacpp_instr.report.charts import Chart, Point, norm_of, placed
-from llamacpp_instr.report.plain_charts import Heat, heat_map
+from llamacpp_instr.report.plain_charts import heat_map
 from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 from tests.kit.figures import drawn
 from tests.kit.in_process import printed
@@ -192,5 +192,5 @@ def test_colours_of_amounts_that_differ_tenfold_are_logarithmic() -> None:
     (norm,) = (norm_of(np.array([[0.0, math.nan, 1.0, 500.0]])),)
     assert (norm.vmin, norm.vmax) == (1, 500)
     assert norm_of(np.array([-1.0, 1.0, 500.0])) is norm_of(np.array([])) is None
-    page = heat_map("Time", Heat(["a"], list("0123"), amounts, "ns"), "layer")
+    page = heat_map("Time", ["a"], list("0123"), amounts, "ns", "layer")
     assert re.findall(r'opacity="([\d.]+)"', page.markup) == ["0.10", "0.55", "1.00"]
