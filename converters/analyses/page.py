@@ -132,10 +132,11 @@ def _first_figures(summary: dict[str, Report], memory: Report | None) -> Iterato
 def _side_by_side(titles: Sequence[str], figures: Sequence[Sequence[_First]]) -> Report:
     """A row for each session and a column for each figure that one of them has."""
     columns = dict.fromkeys(Column(what, unit) for of in figures for what, _, unit in of)
-    rows: list[list[Cell]] = []
-    for title, of in zip(titles, figures, strict=True):
-        values = {what: value for what, value, _ in of}
-        rows.append([title, *(values.get(column.name) for column in columns)])
+    values = [{what: value for what, value, _ in of} for of in figures]
+    rows: list[list[Cell]] = [
+        [title, *(of.get(column.name) for column in columns)]
+        for title, of in zip(titles, values, strict=True)
+    ]
     return Report("Sessions", header("session", *columns), rows)
 
 
@@ -243,9 +244,8 @@ def memory_over_time(session: Session) -> Iterator[Section]:
     rows: list[tuple[int, ...]] = []
     for event in events:
         model = session.contexts[event.ctx].model
-        for i, (owner, key) in enumerate(
-            (("model", model), ("context", event.ctx), ("compute", event.ctx))
-        ):
+        owners = (("model", model), ("context", event.ctx), ("compute", event.ctx))
+        for i, (owner, key) in enumerate(owners):
             now = sum(getattr(use, owner) for use in event.buffers)
             total[i] += now - sizes.get((owner, key), 0)
             sizes[owner, key] = now

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from anyio import to_thread
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -228,9 +228,7 @@ def metrics_text(state: LiveState) -> bytes:
     (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/), as Prometheus spells them:
     underscores, and the unit at the end. Others begin with `llamacpp_instr_`.
     """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Figures(state))
-    return generate_latest(registry)
+    return generate_latest(_Figures(state))
 
 
 class _Figures(Collector):

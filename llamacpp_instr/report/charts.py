@@ -129,7 +129,7 @@ def _chart(
     """A function of a title, and of what `draw` draws into a figure and its axes; their chart."""
 
     @functools.wraps(draw)
-    def chart(title: str, *args: P.args, **named: P.kwargs) -> Chart:
+    def chart(title: str, /, *args: P.args, **named: P.kwargs) -> Chart:
         return Chart(title, lambda figure: draw(figure, figure.subplots(), *args, **named))
 
     return chart

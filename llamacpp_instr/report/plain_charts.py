@@ -93,7 +93,7 @@ def lines_over_time(
 ) -> Figure:
     """Values over time in ns: `dots`, or lines that hold each value until the next sample. Below
     them are `areas`, stacked, which have the same times."""
-    tops = []
+    tops: list[Line] = []
     for area in areas:
         tops.append(Line.of(area.name, area.x, area.middle + (tops[-1].middle if tops else 0)))
     scale, ticks = _scale(axis, [*tops[-1:], *lines])
