@@ -6,13 +6,14 @@ import json
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
-from llamacpp_instr.debugger.dap.variables import TensorArguments, picture
+from llamacpp_instr.debugger.dap.adapter import Adapter
+from llamacpp_instr.debugger.dap.variables import picture
 from llamacpp_instr.run.debugging import KEYS
 from tests.kit import dap_kit
 from tests.kit.commands_kit import one_line
@@ -48,9 +49,9 @@ def test_every_key_is_on_the_page() -> None:
 
 def test_every_field_of_our_own_request_is_on_the_page() -> None:
     section = PAGE.partition("## One request of our own")[2]
-    drawn = picture(TensorArguments(), np.zeros((2, 3), np.float32))
+    drawn = picture(np.zeros((2, 3), np.float32), "", 64, 256, 40)
     parts = (drawn, drawn["figures"], drawn["histogram"], drawn["heatMap"])
-    asked = [field.encode_name for field in msgspec.structs.fields(TensorArguments)]
+    _self, *asked = signature(Adapter.do_instr_tensor).parameters
     named = re.findall(r"`(\w+)`", section)
     fields = [*asked, *(key for part in parts for key in part)]
     assert [name for name in fields if name not in named] == []

@@ -5,15 +5,25 @@ from __future__ import annotations
 import queue
 import re
 import threading
-from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeVar, get_type_hints
+from collections.abc import Callable, Sequence
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.terminal import printable, printable_text, shortened
 from llamacpp_instr.debugger.commands import Commands
-from llamacpp_instr.debugger.dap import sources, variables
+from llamacpp_instr.debugger.dap.sources import (
+    FILTERS,
+    Breakpoints,
+    SourceArgument,
+    Sources,
+    Wanted,
+    source_json,
+)
+from llamacpp_instr.debugger.dap.variables import Cells, Variables, picture
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import STEPS, Debugger, Go, Stop
 
@@ -59,34 +69,19 @@ class Request(msgspec.Struct):
     arguments: Any = None
 
 
-class InitializeArguments(msgspec.Struct, rename="camel"):
-    lines_start_at_1: bool = msgspec.field(default=True, name="linesStartAt1")
-    supports_variable_paging: bool = False
-    supports_variable_type: bool = False
-    supports_invalidated_event: bool = False
-
-
-class StackTraceArguments(msgspec.Struct, rename="camel"):
-    start_frame: int = 0
-    levels: int = 0
-
-
-class ScopesArguments(msgspec.Struct, rename="camel"):
-    frame_id: int
-
-
-class SourceArguments(msgspec.Struct, rename="camel"):
-    source_reference: int
-    source: sources.SourceArgument | None = None
-
-
-class StepArguments(msgspec.Struct):
-    granularity: str = "statement"
-
-
-class EvaluateArguments(msgspec.Struct):
-    expression: str
-    context: str | None = None
+def _arguments(request: Request, answer: Callable[..., Any]) -> Json:
+    """The request's arguments, as those of the method that answers it. Raises `UsageError` as
+    `parse` does."""
+    fields: list[tuple[str, Any, Any]] = []
+    for name, of in signature(answer, eval_str=True).parameters.items():
+        if of.kind is Parameter.VAR_KEYWORD:
+            return parse(request.command, request.arguments, Json)
+        default = msgspec.NODEFAULT if of.default is Parameter.empty else of.default
+        fields.append((name, of.annotation, msgspec.field(default=default)))
+    if not fields:
+        return {}
+    of_type = msgspec.defstruct("Arguments", fields, rename="camel")
+    return msgspec.structs.asdict(parse(request.command, request.arguments, of_type))
 
 
 class Program(Protocol):
@@ -123,17 +118,18 @@ class Adapter:
         self._lock = threading.RLock()
         self._seq = 0
         self._then: list[Callable[[], None]] = []
-        self._client = InitializeArguments()
+        self._takes_types = self._takes_invalidated = False
+        """what the client understands"""
         self.debugger = Debugger(self.reached)
         self.debugger.on_graph = self._graph_is_known
         self.debugger.on_step = self._compute_begins
-        self._sources = sources.Sources()
-        self._breakpoints = sources.Breakpoints(self.debugger, self._sources, self._changed)
+        self._sources = Sources()
+        self._breakpoints = Breakpoints(self.debugger, self._sources, self._changed)
         self.commands = Commands(self.debugger)
         self.commands.also = "Other lines are names of tensors."
         self.more: dict[str, Callable[..., Json]] = {}
         """requests beside ours that are answered at a stop, from their arguments"""
-        self._variables = variables.Variables(self.commands.apply, self.commands.text)
+        self._variables = Variables(self.commands.apply, self.commands.text)
         self._program: Program | None = None
         self._configured = False
         self._thread: threading.Thread | None = None
@@ -208,7 +204,7 @@ class Adapter:
             known = len(self._sources)
             text = self._sources.of(graph)
             if len(self._sources) > known:
-                self._event("loadedSource", reason="new", source=sources.source_json(text))
+                self._event("loadedSource", reason="new", source=source_json(text))
             self._breakpoints.graph_is_known(graph)
 
     def _run(self, program: Program) -> None:
@@ -245,41 +241,45 @@ class Adapter:
 
     # --- requests ---
 
-    # Each is answered by the method of its name; the type of `wanted` is that of its arguments.
+    # Each is answered by the method of its name, whose parameters are the request's arguments.
 
     def _answer(self, request: Request) -> Json | None:
         name = request.command
-        given: list[Any] = []
         answer: Any = getattr(self, f"do_{name.replace('/', '_')}", None)
         if name in LONGER:
-            answer, given = self._step, [name]
+            answer = partial(self._step, STEPS | LONGER[name])
         elif name in self.more:
-            answer, given = self.more[name], [self._stopped()]
+            answer = partial(self.more[name], self._stopped())
         if answer is None:
             raise UsageError(f"no request is called {name[:60]!r}")
-        if of_type := get_type_hints(answer).get("wanted"):
-            given.append(parse(name, request.arguments, of_type))
-        body: Json | None = answer(*given)
+        body: Json | None = answer(**_arguments(request, answer))
         return body
 
-    def do_initialize(self, wanted: InitializeArguments) -> Json:
-        self._client = wanted
-        self._variables.paged = wanted.supports_variable_paging
-        self._breakpoints.first_line = int(wanted.lines_start_at_1)
+    def do_initialize(
+        self,
+        lines_start_at_1: bool = True,
+        supports_variable_paging: bool = False,
+        supports_variable_type: bool = False,
+        supports_invalidated_event: bool = False,
+    ) -> Json:
+        self._takes_types = supports_variable_type
+        self._takes_invalidated = supports_invalidated_event
+        self._variables.paged = supports_variable_paging
+        self._breakpoints.first_line = int(lines_start_at_1)
         self._then.append(lambda: self._event("initialized"))
         return {
             **{f"supports{name}": True for name in _SUPPORTED},
             "exceptionBreakpointFilters": [
                 {"filter": name, "label": label, "description": words, "default": False}
-                for name, (label, _, words) in sources.FILTERS.items()
+                for name, (label, _, words) in FILTERS.items()
             ],
         }
 
-    def do_launch(self, wanted: Json) -> None:
+    def do_launch(self, /, **arguments: Any) -> None:
         if self._program is not None:
             raise UsageError("launch: a model runs already")
         self._program = self._make(
-            wanted,
+            arguments,
             self.debugger,
             lambda text: self._output("stdout", text),
             lambda line: self._output("console", f"{self._words(line)}\n"),
@@ -316,22 +316,24 @@ class Adapter:
     def do_threads(self) -> Json:
         return {"threads": [{"id": THREAD, "name": "decode"}]}
 
-    def do_setBreakpoints(self, wanted: sources.SetBreakpoints) -> Json:
-        lines = wanted.breakpoints or [sources.Wanted(line=line) for line in wanted.lines]
-        return {"breakpoints": self._breakpoints.set_lines(wanted.source, lines)}
+    def do_setBreakpoints(
+        self, source: SourceArgument, breakpoints: Sequence[Wanted] = (), lines: Sequence[int] = ()
+    ) -> Json:
+        """`lines` is the older form, used without `breakpoints`."""
+        wanted = breakpoints or [Wanted(line=line) for line in lines]
+        return {"breakpoints": self._breakpoints.set_lines(source, wanted)}
 
-    def do_setFunctionBreakpoints(self, wanted: sources.SetFunctionBreakpoints) -> Json:
-        return {"breakpoints": self._breakpoints.set_functions(wanted.breakpoints)}
+    def do_setFunctionBreakpoints(self, breakpoints: Sequence[Wanted] = ()) -> Json:
+        return {"breakpoints": self._breakpoints.set_functions(breakpoints)}
 
-    def do_setExceptionBreakpoints(self, wanted: sources.SetExceptionBreakpoints) -> Json:
-        return {"breakpoints": self._breakpoints.set_exceptions(wanted.filters)}
+    def do_setExceptionBreakpoints(self, filters: Sequence[str] = ()) -> Json:
+        return {"breakpoints": self._breakpoints.set_exceptions(filters)}
 
     def do_loadedSources(self) -> Json:
-        return {"sources": list(map(sources.source_json, self._sources))}
+        return {"sources": list(map(source_json, self._sources))}
 
-    def do_source(self, wanted: SourceArguments) -> Json:
-        meant = wanted.source or sources.SourceArgument(source_reference=wanted.source_reference)
-        text = self._sources.find(meant)
+    def do_source(self, source_reference: int, source: SourceArgument | None = None) -> Json:
+        text = self._sources.find(source or SourceArgument(source_reference=source_reference))
         if text is None:
             raise UsageError("the listing of this graph does not exist; a compute makes it")
         return {"content": "\n".join(text.lines) + "\n", "mimeType": MIME_TYPE}
@@ -344,10 +346,10 @@ class Adapter:
             raise UsageError(over if self._ended else "the model is not stopped; pause it first")
         return self._stop
 
-    def do_stackTrace(self, wanted: StackTraceArguments) -> Json:
-        source = sources.source_json(self._sources.of(self._stopped().graph))
-        begin = max(wanted.start_frame, 0)
-        end = begin + wanted.levels if wanted.levels > 0 else None
+    def do_stackTrace(self, start_frame: int = 0, levels: int = 0) -> Json:
+        source = source_json(self._sources.of(self._stopped().graph))
+        begin = max(start_frame, 0)
+        end = begin + levels if levels > 0 else None
         frames = [
             {
                 "id": frame.id, "name": frame.name, "source": source,
@@ -357,35 +359,42 @@ class Adapter:
         ]  # fmt: skip
         return {"stackFrames": frames, "totalFrames": len(self._variables.frames)}
 
-    def do_scopes(self, wanted: ScopesArguments) -> Json:
+    def do_scopes(self, frame_id: int) -> Json:
         self._stopped()
-        return {"scopes": self._variables.scopes(wanted.frame_id)}
+        return {"scopes": self._variables.scopes(frame_id)}
 
-    def do_variables(self, wanted: variables.VariablesArguments) -> Json:
+    def do_variables(
+        self,
+        variables_reference: int,
+        filter: Literal["indexed", "named"] | None = None,
+        start: int = 0,
+        count: int = 0,
+    ) -> Json:
         self._stopped()
-        return {"variables": list(map(self._known, self._variables.children(wanted)))}
+        children = self._variables.children(variables_reference, filter, start, count)
+        return {"variables": list(map(self._known, children))}
 
-    def do_setVariable(self, wanted: variables.SetVariableArguments) -> Json:
+    def do_setVariable(self, variables_reference: int, name: str, value: str) -> Json:
         self._stopped()
-        changed = self._variables.set(wanted)
+        changed = self._variables.set(variables_reference, name, value)
         self._values_changed()
         return self._known(changed, "name", "evaluateName")
 
     def _known(self, variable: Json, *without: str) -> Json:
         """What the client takes of a variable."""
-        if not self._client.supports_variable_type:
+        if not self._takes_types:
             without += ("type",)
         return {key: value for key, value in variable.items() if key not in without}
 
     def _values_changed(self) -> None:
         self._variables.forget_values()
-        if self._client.supports_invalidated_event:
+        if self._takes_invalidated:
             self._then.append(lambda: self._event("invalidated", areas=["variables"]))
 
-    def do_evaluate(self, wanted: EvaluateArguments) -> Json:
-        if wanted.context == "repl":
+    def do_evaluate(self, expression: str, context: str | None = None) -> Json:
+        if context == "repl":
             changes = self.commands.changes
-            output = self.commands.run(wanted.expression, self._stopped)
+            output = self.commands.run(expression, self._stopped)
             if changes != self.commands.changes:
                 self._values_changed()
             if isinstance(output, Go):
@@ -397,24 +406,33 @@ class Adapter:
             if output is not None:
                 return {"result": printable_text(output), "variablesReference": 0}
         self._stopped()
-        found = self._variables.named(wanted.expression.strip())
+        found = self._variables.named(expression.strip())
         result = {"result": found["value"]}
         return result | self._known(found, "name", "value", "evaluateName")
 
-    def do_instr_tensor(self, wanted: variables.TensorArguments) -> Json:
+    def do_instr_tensor(
+        self,
+        name: str | None = None,
+        slice: str = "",
+        rows: Cells = 64,
+        columns: Cells = 256,
+        bins: Cells = 40,
+    ) -> Json:
+        """Our one request beside the protocol's, with which a client draws the result of the op, or
+        the tensor called `name`; of it a `slice` as `[3, :8]`."""
         self._stopped()
-        tensor, values = self._variables.values(wanted.name)
-        return {"name": tensor.name, "type": tensor.type, **variables.picture(wanted, values)}
+        tensor, values = self._variables.values(name)
+        drawn = picture(values, slice, rows, columns, bins)
+        return {"name": tensor.name, "type": tensor.type, **drawn}
 
     def do_continue(self) -> Json:
         self._then.append(self._go_on(Go.ON))
         return {"allThreadsContinued": True}
 
-    def _step(self, command: str, wanted: StepArguments) -> None:
-        name, steps = wanted.granularity, STEPS | LONGER[command]
-        if name not in steps:
-            raise UsageError(f"granularity {name[:60]!r} is none of {', '.join(steps)}")
-        self._then.append(self._go_on(steps[name]))
+    def _step(self, steps: dict[str, Go], granularity: str = "statement") -> None:
+        if granularity not in steps:
+            raise UsageError(f"granularity {granularity[:60]!r} is none of {', '.join(steps)}")
+        self._then.append(self._go_on(steps[granularity]))
 
     def _go_on(self, go: Go) -> Callable[[], None]:
         """What lets the model go on; it is called when the answer is sent."""

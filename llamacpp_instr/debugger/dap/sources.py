@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,21 +103,6 @@ class Wanted(msgspec.Struct, rename="camel", frozen=True):
         return int(match[2]) + (match[1] == ">")
 
 
-class SetBreakpoints(msgspec.Struct, rename="camel"):
-    source: SourceArgument
-    breakpoints: list[Wanted] = []
-    lines: list[int] = []
-    """the older form, used without `breakpoints`"""
-
-
-class SetFunctionBreakpoints(msgspec.Struct, rename="camel"):
-    breakpoints: list[Wanted] = []
-
-
-class SetExceptionBreakpoints(msgspec.Struct, rename="camel"):
-    filters: list[str] = []
-
-
 @dataclass
 class Placed:
     """A breakpoint of the client, and what it is in the debugger."""
@@ -143,18 +128,18 @@ class Breakpoints:
         self.first_line = 1
         """what the client counts lines from"""
 
-    def set_lines(self, source: SourceArgument, wanted: list[Wanted]) -> list[Json]:
+    def set_lines(self, source: SourceArgument, wanted: Sequence[Wanted]) -> list[Json]:
         """Replace those of one source."""
         text = self._sources.find(source)
         key = text.name if text else source.path or source.name or str(source.source_reference)
         moved = [replace(one, line=one.line + 1 - self.first_line) for one in wanted]
         return self._replace(f"line {key.rpartition('/')[2]}", moved, source)
 
-    def set_functions(self, wanted: list[Wanted]) -> list[Json]:
+    def set_functions(self, wanted: Sequence[Wanted]) -> list[Json]:
         """Replace those that are our text, as `ffn_out-* if absmax > 60`."""
         return self._replace("function", wanted)
 
-    def set_exceptions(self, filters: list[str]) -> list[Json]:
+    def set_exceptions(self, filters: Sequence[str]) -> list[Json]:
         """Replace the exceptions that stop: names of `FILTERS`. Raises `UsageError` for others."""
         if wrong := [name for name in filters if name not in FILTERS]:
             raise UsageError(
@@ -190,7 +175,7 @@ class Breakpoints:
         return reason, f"{what} in {stop.node.name}", ids
 
     def _replace(
-        self, key: str, wanted: list[Wanted], source: SourceArgument | None = None
+        self, key: str, wanted: Sequence[Wanted], source: SourceArgument | None = None
     ) -> list[Json]:
         old = self._placed.get(key, [])
         new = []

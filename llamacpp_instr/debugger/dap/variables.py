@@ -36,6 +36,7 @@ _SHOWN = 4  # values in the line of a row
 _N_FIGURES = 1 + len(tensors.COUNTS) + len(tensors.FIGURES)
 
 Json = dict[str, Any]
+Cells = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Change = Callable[[Stop, Edit, str, Slice, int], None]
 """changes a part of the tensor with a name and an address, and says so in the log"""
 
@@ -71,34 +72,6 @@ def frames_of(stop: Stop) -> list[Frame]:
         for number, (name, part) in enumerate(parts.items(), OP)
         for nodes in [latest(part)]
     ]
-
-
-class VariablesArguments(msgspec.Struct, rename="camel"):
-    variables_reference: int
-    filter: Literal["indexed", "named"] | None = None
-    start: int = 0
-    count: int = 0
-    """0 for all"""
-
-
-class SetVariableArguments(msgspec.Struct, rename="camel"):
-    variables_reference: int
-    name: str
-    value: str
-
-
-Cells = Annotated[int, msgspec.Meta(ge=1, le=1024)]
-
-
-class TensorArguments(msgspec.Struct, rename="camel"):
-    """Of `instr/tensor`, our one request beside the protocol's, with which a client draws the
-    result of the op, or the tensor called `name`; of it a `slice` as `[3, :8]`."""
-
-    name: str | None = None
-    slice: str = ""
-    rows: Cells = 64
-    columns: Cells = 256
-    bins: Cells = 40
 
 
 @dataclass(frozen=True)
@@ -180,35 +153,38 @@ class Variables:
         scopes.append(self._scope("Tokens", lambda: self._tokens(ubatch)))
         return scopes
 
-    def children(self, wanted: VariablesArguments) -> list[Json]:
-        """`Variable`s in what a reference stands for. Raises `UsageError` for a reference that is
-        not valid, and for values that cannot be read."""
-        content = self._content(wanted.variables_reference)
+    def children(
+        self, reference: int, which: Literal["indexed", "named"] | None, start: int, count: int
+    ) -> list[Json]:
+        """`Variable`s in what a reference stands for; of elements `count` from `start` on, 0 for
+        all. Raises `UsageError` for a reference that is not valid, and for values that cannot be
+        read."""
+        content = self._content(reference)
         if not isinstance(content, Part):
             return list(map(self._of_tensor, content)) if isinstance(content, tuple) else content()
         found: list[Json] = []
-        if content.has_figures and wanted.filter != "indexed":
+        if content.has_figures and which != "indexed":
             found += self._figures(content)
-        if wanted.filter != "named":
-            found += self._indexed(content, max(wanted.start, 0), wanted.count)
+        if which != "named":
+            found += self._indexed(content, max(start, 0), count)
         return found
 
-    def set(self, wanted: SetVariableArguments) -> Json:
+    def set(self, reference: int, name: str, value: str) -> Json:
         """Set an element, or all elements of a row or a tensor, to a number; returns the variable
         as it is then. Raises `UsageError`."""
-        content = self._content(wanted.variables_reference)
+        content = self._content(reference)
         if isinstance(content, Part):
-            match = re.fullmatch(r"\[(\d{1,18})\]", wanted.name)
+            match = re.fullmatch(r"\[(\d{1,18})\]", name)
             if not match or int(match[1]) not in content.rows:
-                raise UsageError(f"{wanted.name[:60]!r} cannot be set; an element, as [0], can")
+                raise UsageError(f"{name[:60]!r} cannot be set; an element, as [0], can")
             part = content.at(int(match[1]))
         else:
             named = content if isinstance(content, tuple) else ()
-            found = [one for one in named if one.name == wanted.name and self._intact(one)]
+            found = [one for one in named if one.name == name and self._intact(one)]
             if not found:
-                raise UsageError(f"{wanted.name[:60]!r} cannot be set: not a tensor in memory")
+                raise UsageError(f"{name[:60]!r} cannot be set: not a tensor in memory")
             part = found[-1]
-        number = _number(wanted.value, self._read(part).dtype)
+        number = _number(value, self._read(part).dtype)
         self._change(self._now, set_to(number), part.name, part.index, part.address)
         self.forget_values()
         return self._variable(part, "")
@@ -364,19 +340,17 @@ def _plain(name: str, value: object, type_: str = "") -> Json:
     return {**variable, "variablesReference": 0}
 
 
-def picture(wanted: TensorArguments, values: Array) -> Json:
-    """Figures, histogram and heat map of the part of a tensor's `values` that the client wants.
+def picture(values: Array, part: str, rows: int, columns: int, bins: int) -> Json:
+    """Figures, histogram and heat map of a part of a tensor's values.
     `heatMap.cells` has a list for each row of cells; a cell is the value furthest from zero, null
     for NaN and infinity. Edges are numbers of rows and columns of the matrix, or values. Raises
     `UsageError` for a wrong slice."""
-    part = np.atleast_1d(values[tensors.parse_slice(wanted.slice, values.shape)])
-    counts, edges = tensors.histogram(part, wanted.bins)
-    cells, rows, columns = (
-        of.tolist() for of in tensors.heat_map(part, wanted.rows, wanted.columns)
-    )
+    values = np.atleast_1d(values[tensors.parse_slice(part, values.shape)])
+    counts, edges = tensors.histogram(values, bins)
+    cells, down, across = (of.tolist() for of in tensors.heat_map(values, rows, columns))
     return {
-        "shape": list(part.shape),
-        "figures": tensors.figures_of(part),
+        "shape": list(values.shape),
+        "figures": tensors.figures_of(values),
         "histogram": {"edges": edges.tolist(), "counts": counts.tolist()},
-        "heatMap": {"cells": cells, "rowEdges": rows, "columnEdges": columns},
+        "heatMap": {"cells": cells, "rowEdges": down, "columnEdges": across},
     }

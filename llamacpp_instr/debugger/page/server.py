@@ -210,14 +210,7 @@ def _first_word(text: str) -> str:
 # --- what the page asks for beside the protocol, because a console's text cannot be drawn ---
 
 
-class LensArguments(msgspec.Struct):
-    token: int = -1
-    top: Annotated[int, msgspec.Meta(ge=1, le=20)] = 5
-
-
-class AttentionArguments(msgspec.Struct):
-    layer: int | None = None
-    head: int | None = None
+Best = Annotated[int, msgspec.Meta(ge=1, le=20)]
 
 
 class Looks:
@@ -266,33 +259,33 @@ class Looks:
             for name, rows in (("tokens", stop.ubatch.numbered()), ("cells", cells))
         }
 
-    def _look_through(self, stop: Stop, wanted: LensArguments) -> Json:
+    def _look_through(self, stop: Stop, token: int = -1, top: Best = 5) -> Json:
         """For each layer so far the most probable tokens: lists of token, text, probability."""
-        guesses = self._lens.look(stop, wanted.token)
-        best = [{"layer": of.layer, "best": self._best(of.top(wanted.top))} for of in guesses]
+        guesses = self._lens.look(stop, token)
+        best = [{"layer": of.layer, "best": self._best(of.top(top))} for of in guesses]
         return {"layers": best}
 
-    def _attention(self, stop: Stop, wanted: AttentionArguments) -> Json:
+    def _attention(self, stop: Stop, layer: int | None = None, head: int | None = None) -> Json:
         """A picture of each head, or of one: rows are tokens, columns cells of the cache; each
         picture's cell is the largest share of those that it covers. `rows` and `cells` are the
         texts of their tokens, null where they are not known."""
-        seen = attention(stop, wanted.layer)
+        seen = attention(stop, layer)
         n_heads, n_rows, _ = seen.weights.shape
         heads = range(n_heads)
-        if wanted.head is not None and wanted.head not in heads:
-            raise UsageError(f"there is no head {wanted.head}; there are 0 to {n_heads - 1}")
-        shown, size = (heads, SMALL) if wanted.head is None else ([wanted.head], LARGE)
+        if head is not None and head not in heads:
+            raise UsageError(f"there is no head {head}; there are 0 to {n_heads - 1}")
+        shown, size = (heads, SMALL) if head is None else ([head], LARGE)
         maps = []
-        for head in shown:
-            values, rows, columns = heat_map(seen.weights[head, :, : seen.used], *size)
+        for number in shown:
+            values, rows, columns = heat_map(seen.weights[number, :, : seen.used], *size)
             maps.append(
                 {
-                    "head": head, "values": np.round(values, _DECIMALS).tolist(),
+                    "head": number, "values": np.round(values, _DECIMALS).tolist(),
                     "rowEdges": rows.tolist(), "columnEdges": columns.tolist(),
                 }
             )  # fmt: skip
-        number, _ = self._writes.get(seen.layer, (-1, 0))
-        cache = self._caches.get(number, {})
+        cache_number, _ = self._writes.get(seen.layer, (-1, 0))
+        cache = self._caches.get(cache_number, {})
         tokens = [token for *_, token in stop.ubatch.numbered()]
         known = [self._text(token) for token in tokens] if len(tokens) == n_rows else None
         return {
