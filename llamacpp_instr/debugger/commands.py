@@ -25,7 +25,6 @@ from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.terminal import counted, handled, printable_text
 from llamacpp_instr.debugger import changes
 from llamacpp_instr.debugger.attention import attention
-from llamacpp_instr.debugger.comparison import Comparison
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.residual import Lens, most_probable
 from llamacpp_instr.debugger.stop import STEPS, Debugger, Follower, Go, Stop
@@ -47,8 +46,6 @@ class Commands:
 
     def __init__(self, debugger: Debugger) -> None:
         self.debugger = debugger
-        self.changes = 0
-        """changes that were made, or are made in every compute from now on"""
         self.lens = Lens()
         self._texts: dict[int, str] = {}
         debugger.followers.append(self.lens)
@@ -283,7 +280,7 @@ class Commands:
         else:
             follower = changes.AblatedLayer(layer, self._note)
         now = self.debugger.follow(follower)
-        self.changes += 1
+        self.debugger.changes += 1
         return f"{' '.join(words)} is left out from {'this' if now else 'the next'} compute on"
 
     def _change(self, stop: Stop, edit: changes.Edit, words: list[str]) -> str:
@@ -301,7 +298,7 @@ class Commands:
     ) -> None:
         """Change a tensor, as `changes.change` does; it is noted in the log and counts."""
         changes.change(stop, edit, self._note, name, part, address)
-        self.changes += 1
+        self.debugger.changes += 1
 
     def _note(self, name: str, data: Any) -> None:
         if native.load().note(name, json.dumps(data)) != 0:
@@ -335,21 +332,6 @@ def describe_stop(stop: Stop) -> str:
     tokens = counted(stop.n_tokens, "token")
     where = f"step {stop.step}, {tokens}; op {node.index + 1} of {len(stop.graph)}; {place}"
     return "\n".join((stop.why, where, f"  {node}", f"  {node.purpose}"))
-
-
-def comparison_table(compared: Comparison, text: Callable[[int], str]) -> str:
-    """Both continuations token by token, whose texts `text` knows. As long as they had the same
-    past: the largest difference of two logits, and the divergence of the probabilities."""
-    lines = [f"{'':5}{'unchanged':>16}  {'changed':<16}  logits by  KL divergence, nats"]
-    for step in compared.steps:
-        before, after = (
-            repr(text(token)) if token is not None else "" for token in (step.before, step.after)
-        )
-        difference = ""
-        if step.same_past and step.largest is not None and step.divergence is not None:
-            difference = f"{step.largest:9.3g}  {step.divergence:.3g}"
-        lines.append(f"{step.number:4} {before:>16}  {after:<16}  {difference}".rstrip())
-    return "\n".join(lines)
 
 
 class Terminal(cmd.Cmd):
@@ -395,7 +377,7 @@ class Terminal(cmd.Cmd):
                 )
         if self._stop is None and not self.use_rawinput:
             self._write("the run never stopped, so no command on standard input was carried out")
-        if self.commands.changes and self.debugger.go is Go.QUIT:
+        if self.debugger.changes and self.debugger.go is Go.QUIT:
             self._write(
                 "no comparison with the run without the changes: this run was ended at a stop; end"
                 " the commands with `delete NUMBER` and `continue`, or give the breakpoint step=N"

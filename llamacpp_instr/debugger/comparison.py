@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import starmap, zip_longest
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,47 +46,64 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Step:
-    """One generated token of both runs; None where a run had ended."""
+    """One generated token of both runs; None where a run had ended. It has figures if both had
+    generated the same tokens so far: then their logits answer the same question."""
 
-    number: int
     before: int | None
     after: int | None
-    same_past: bool
-    """both runs had generated the same tokens so far, so their logits answer the same question"""
-    divergence: float | None
+    divergence: float | None = None
     """Kullback-Leibler divergence of the changed run's probabilities from the unchanged ones, in
     nats: sum of p log(p/q)"""
-    largest: float | None
+    largest: float | None = None
     """the largest difference of two logits"""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two continuations of one prompt."""
-
-    steps: list[Step]
-    first_difference: int | None
-    """the number of the first generated token that differs, None if none does"""
-
-
-def compare(before: Continuation, after: Continuation) -> Comparison:
+def compare(before: Continuation, after: Continuation) -> list[Step]:
     """Both continuations, token by token. Raises `UsageError` if their vocabularies differ."""
     for run in (before, after):
         if len(run.tokens) != len(run.logits):
             raise UsageError(f"{len(run.tokens)} tokens were chosen from {len(run.logits)} logits")
     if before.logits.shape[1:] != after.logits.shape[1:]:
         raise UsageError("the two runs are of models with different vocabularies")
-    steps: list[Step] = []
-    same = True
-    for i, (old, new) in enumerate(zip_longest(before.tokens, after.tokens)):
-        kl = largest = None
-        if old is not None and new is not None:
-            p, q = before.logits[i], after.logits[i]
-            kl, largest = divergence(p, q), float(np.abs(p.astype(np.float64) - q).max())
-        steps.append(Step(i, old, new, same, kl, largest))
-        same = same and old == new
-    first = next((step.number for step in steps if step.before != step.after), None)
-    return Comparison(steps, first)
+    steps = list(starmap(Step, zip_longest(before.tokens, after.tokens)))
+    for i, (step, p, q) in enumerate(zip(steps, before.logits, after.logits, strict=False)):
+        largest = float(np.abs(p.astype(np.float64) - q).max())
+        steps[i] = replace(step, divergence=divergence(p, q), largest=largest)
+        if step.before != step.after:
+            break
+    return steps
+
+
+def as_table(steps: Sequence[Step], texts: Mapping[int, str]) -> str:
+    """The steps line by line; `texts` are those of their tokens."""
+    lines = [f"{'':5}{'unchanged':>16}  {'changed':<16}  logits by  KL divergence, nats"]
+    for number, step in enumerate(steps):
+        before, after = (
+            repr(texts[token]) if token is not None else "" for token in (step.before, step.after)
+        )
+        difference = ""
+        if step.largest is not None:
+            difference = f"{step.largest:9.3g}  {step.divergence:.3g}"
+        lines.append(f"{number:4} {before:>16}  {after:<16}  {difference}".rstrip())
+    return "\n".join(lines)
+
+
+def as_json(steps: Sequence[Step], texts: Mapping[int, str]) -> dict[str, Any]:
+    """The same for the page, with the number of the first token that differs."""
+    differ = (number for number, step in enumerate(steps) if step.before != step.after)
+    return {
+        "firstDifference": next(differ, None),
+        "steps": [
+            {
+                "number": number,
+                "before": None if step.before is None else texts[step.before],
+                "after": None if step.after is None else texts[step.after],
+                "logitsBy": step.largest,
+                "divergence": step.divergence,
+            }
+            for number, step in enumerate(steps)
+        ],
+    }
 
 
 def divergence(before: Array, after: Array) -> float:

@@ -148,6 +148,8 @@ class Debugger:
         """called in this order, before breakpoints are looked at"""
         self.witnesses: list[Follower] = []
         """called last, when the compute goes on: they see what a stop has changed"""
+        self.changes = 0
+        """changes that were made at stops, or are made in every compute from now on"""
         self.error: BaseException | None = None
         self.go = Go.ON
         self.graph: LiveGraph | None = None

@@ -22,8 +22,15 @@ import numpy as np
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need, temporary_directory
 from llamacpp_instr.base.terminal import notice, print_line, printable_text
-from llamacpp_instr.debugger.commands import Terminal, comparison_table
-from llamacpp_instr.debugger.comparison import CollectedLogits, Comparison, Continuation, compare
+from llamacpp_instr.debugger.commands import Terminal
+from llamacpp_instr.debugger.comparison import (
+    CollectedLogits,
+    Continuation,
+    Step,
+    as_json,
+    as_table,
+    compare,
+)
 from llamacpp_instr.debugger.dap.adapter import Adapter, Program, parse
 from llamacpp_instr.debugger.dap.transports import ends_by_signals, serve_stdio, serve_tcp
 from llamacpp_instr.debugger.stop import Debugger, Go, begin_debugged, check_program, run_program
@@ -44,7 +51,7 @@ DEBUG_LOG = Path("debug.log")
 PATIENCE_S = 3.0
 """a program that goes on after its compute was ended is interrupted then"""
 
-Compared = tuple[Comparison, dict[int, str]]
+Compared = tuple[list[Step], dict[int, str]]
 """both continuations token by token, and the texts of their tokens"""
 
 
@@ -85,7 +92,7 @@ _EDITORS_OWN = ("type", "name", "request", "program", "cwd", "env", "args", "con
 
 class Launched:
     """A run that a debug adapter launches, which was checked and has not begun. After changes it
-    runs again without them, and `compared` gets the comparison."""
+    runs again without them."""
 
     def __init__(
         self,
@@ -95,9 +102,11 @@ class Launched:
         notice: Callable[[str], None],
         stop_on_entry: bool = False,
         no_debug: bool = False,
+        compared: Callable[[Compared], None] | None = None,
     ) -> None:
-        """`emit` gets the text of the model, `notice` lines about the progress. Raises `UsageError`
-        for what the command line refuses."""
+        """`emit` gets the text of the model, `notice` lines about the progress, `compared` the
+        comparison, which is a table for `notice` without it. Raises `UsageError` for what the
+        command line refuses."""
         options.check()
         assert options.log is not None
         load_model_file(options.model).check_has_weights()
@@ -105,24 +114,20 @@ class Launched:
         self.options = options
         self.stop_on_entry = stop_on_entry and not no_debug
         """whether its first op is a stop"""
-        self.is_changed: Callable[[], bool] = lambda: False
-        self.compared: Callable[[Compared], None] = lambda _compared: None
-        self._debugger, self._no_debug = debugger, no_debug
+        self._debugger = None if no_debug else debugger
         self._emit, self._notice = emit, notice
+        self._compared = compared or (lambda found: notice(as_table(*found)))
         self._interrupt = Interrupt()
 
     def run(self) -> None:
         """Run the model to its end; its log is whole then. Raises `InstrError` if that failed,
         `KeyboardInterrupt` after `interrupt`."""
-        logits = CollectedLogits()
-        self._debugger.witnesses.append(logits)
         out = cast(BinaryIO, _TextStream(self._emit))
-        debugger = None if self._no_debug else self._debugger
-        log = run(self.options, out, self._notice, debugger, self._interrupt)
-        self._notice(f"log: {log}")
-        if self.is_changed() and self._debugger.go is not Go.QUIT:
-            self._notice("running again without the changes, for comparison")
-            self.compared(compare_with_unchanged(self.options, log, logits, self._interrupt))
+        compared = run_and_compare(
+            self.options, out, self._notice, self._debugger, interrupt=self._interrupt
+        )
+        if compared is not None:
+            self._compared(compared)
 
     def interrupt(self) -> None:
         """End the run soon; called by another thread."""
@@ -193,11 +198,27 @@ class _TextStream(io.RawIOBase):
         return len(data)
 
 
-def compare_with_unchanged(
-    options: RunOptions, log: Path, changed: CollectedLogits, interrupt: Interrupt | None = None
-) -> Compared:
-    """The two continuations; `log` and `changed` are of the run with changes. Raises what `run`
+def run_and_compare(
+    options: RunOptions,
+    out: BinaryIO,
+    notice: Callable[[str], None],
+    debugger: Debugger | None,
+    ended: Callable[[], None] = lambda: None,
+    interrupt: Interrupt | None = None,
+) -> Compared | None:
+    """Run a model. If that reached its end and the debugger has changed values, run it again
+    without the changes, and return both continuations; `ended` is called before. Raises what `run`
     raises."""
+    logits, unchanged = CollectedLogits(), CollectedLogits()
+    if debugger is not None:
+        debugger.witnesses.append(logits)
+    log = run(options, out, notice, debugger, interrupt)
+    notice(f"log: {log}")
+    ended()
+    if debugger is None or not debugger.changes or debugger.go is Go.QUIT:
+        return None
+    notice("running again without the changes, for comparison")
+    texts: dict[int, str] = {}
 
     def continuation(log: Path, logits: CollectedLogits) -> Continuation:
         tokens = [event for _, event in read_events(log) if isinstance(event, Token)]
@@ -205,32 +226,23 @@ def compare_with_unchanged(
         rows = np.array(logits.rows[: len(tokens)])
         return Continuation([token.id for token in tokens], rows)
 
-    texts: dict[int, str] = {}
-    logits = CollectedLogits()
-    debugger = Debugger(lambda _stop: Go.ON)
-    debugger.witnesses.append(logits)
+    follower = Debugger(lambda _stop: Go.ON)
+    follower.witnesses.append(unchanged)
     with temporary_directory("instr-unchanged-") as directory:
         other = directory / "unchanged.log"
-        run(replace(options, log=other), io.BytesIO(), lambda _line: None, debugger, interrupt)
-        before = continuation(other, logits)
-    return compare(before, continuation(log, changed)), texts
+        run(replace(options, log=other), io.BytesIO(), lambda _line: None, follower, interrupt)
+        before = continuation(other, unchanged)
+    return compare(before, continuation(log, logits)), texts
 
 
 def serve_editor(model: str | None, prompt: str | None, port: int | None) -> None:
     """Do what an editor says, over standard input and output or a port."""
 
-    def adapter(send: Any) -> Adapter:
-        def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
-            def compared(found: Compared) -> None:
-                say[1](_table(found))
+    def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
+        return launch(arguments, model, prompt, debugger, *say)
 
-            launched = launch(arguments, model, prompt, debugger, *say)
-            launched.is_changed = lambda: bool(made.commands.changes)
-            launched.compared = compared
-            return launched
-
-        made = Adapter(send, make, in_keys)
-        return made
+    def adapter(send: Callable[[Json], None]) -> Adapter:
+        return Adapter(send, make, in_keys)
 
     if port is None:
         serve_stdio(adapter)
@@ -238,22 +250,13 @@ def serve_editor(model: str | None, prompt: str | None, port: int | None) -> Non
         serve_tcp(adapter, port, lambda port: print_line(f"listening on 127.0.0.1:{port}"))
 
 
-def _table(compared: Compared) -> str:
-    comparison, texts = compared
-    return comparison_table(comparison, texts.__getitem__)
-
-
 def debug_model(options: RunOptions, terminal: Terminal) -> None:
     """Run a model, stopped in the terminal."""
-    logits = CollectedLogits()
-    terminal.debugger.witnesses.append(logits)
-    written = run(options, sys.stdout.buffer, debugger=terminal.debugger)
-    notice(f"log: {written}")
-    terminal.end()
-    if terminal.commands.changes and terminal.debugger.go is not Go.QUIT:
-        notice("running again without the changes, for comparison")
-        table = _table(compare_with_unchanged(options, written, logits))
-        print(printable_text(table), file=sys.stderr, flush=True)
+    compared = run_and_compare(
+        options, sys.stdout.buffer, notice, terminal.debugger, ended=terminal.end
+    )
+    if compared is not None:
+        print(printable_text(as_table(*compared)), file=sys.stderr, flush=True)
 
 
 def debug_program(program: Sequence[str], terminal: Terminal, log: Path, force: bool) -> None:
@@ -284,10 +287,10 @@ def debug_model_on_page(
     def make(
         _: Json, debugger: Debugger, emit: Callable[[str], None], say: Callable[[str], None]
     ) -> Program:
-        launched = Launched(options, debugger, emit, say, stop_on_entry=not breakpoints)
-        launched.is_changed = lambda: bool(shared.adapter.commands.changes)
-        launched.compared = lambda found: shared.tell("instr/comparison", _comparison(*found))
-        return launched
+        def tell(found: Compared) -> None:
+            shared.tell("instr/comparison", as_json(*found))
+
+        return Launched(options, debugger, emit, say, stop_on_entry=not breakpoints, compared=tell)
 
     shared, server = _serving(make, breakpoints, port, options.model)
     with ends_by_signals():
@@ -392,20 +395,3 @@ class _InThisThread:
     def interrupt(self) -> None:
         if not self._ended.is_set():
             os.kill(os.getpid(), signal.SIGINT)
-
-
-def _comparison(compared: Comparison, texts: dict[int, str]) -> Json:
-    def text(token: int | None) -> str | None:
-        return None if token is None else texts[token]
-
-    return {
-        "firstDifference": compared.first_difference,
-        "steps": [
-            {
-                "number": step.number, "before": text(step.before), "after": text(step.after),
-                "logitsBy": step.largest if step.same_past else None,
-                "divergence": step.divergence if step.same_past else None,
-            }
-            for step in compared.steps
-        ],
-    }  # fmt: skip

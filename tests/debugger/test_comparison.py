@@ -8,10 +8,11 @@ from scipy.special import log_softmax
 from scipy.stats import entropy
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.comparison import Continuation, compare, divergence
+from llamacpp_instr.debugger.comparison import Continuation, as_json, compare, divergence
 
 RANDOM = np.random.default_rng(1)
 LOGITS = RANDOM.normal(0, 3, (4, 20)).astype(np.float32)
+TEXTS = {token: f"<{token}>" for token in range(20)}
 
 
 def run(tokens: list[int], change: float = 0.0) -> Continuation:
@@ -21,21 +22,28 @@ def run(tokens: list[int], change: float = 0.0) -> Continuation:
 
 def test_a_run_does_not_differ_from_itself() -> None:
     found = compare(run([1, 2, 3]), run([1, 2, 3]))
-    assert found.first_difference is None
-    assert [step.divergence for step in found.steps] == [0, 0, 0]
-    assert [step.largest for step in found.steps] == [0, 0, 0]
+    assert as_json(found, TEXTS)["firstDifference"] is None
+    assert [step.divergence for step in found] == [0, 0, 0]
+    assert [step.largest for step in found] == [0, 0, 0]
 
 
 def test_the_first_token_that_differs_is_named() -> None:
-    found = compare(run([1, 2, 3]), run([1, 5, 3]))
-    assert found.first_difference == 1
-    assert [step.same_past for step in found.steps] == [True, True, False]
+    found = compare(run([1, 2, 3]), run([1, 5, 3], 0.1))
+    assert as_json(found, TEXTS)["firstDifference"] == 1
+
+
+def test_logits_after_different_tokens_are_not_compared() -> None:
+    first, second, third = compare(run([1, 2, 3]), run([1, 5, 3], 0.1))
+    for step in (first, second):
+        assert step.largest is not None
+        assert 0 < step.largest < 1
+    assert (third.before, third.after, third.largest, third.divergence) == (3, 3, None, None)
 
 
 def test_a_run_that_ended_earlier_differs_where_it_ended() -> None:
     found = compare(run([1, 2, 3]), run([1, 2]))
-    assert found.first_difference == 2
-    last = found.steps[2]
+    assert as_json(found, TEXTS)["firstDifference"] == 2
+    last = found[2]
     assert (last.before, last.after, last.divergence) == (3, None, None)
 
 

@@ -393,9 +393,9 @@ class Adapter:
 
     def do_evaluate(self, expression: str, context: str | None = None) -> Json:
         if context == "repl":
-            changes = self.commands.changes
+            changes = self.debugger.changes
             output = self.commands.run(expression, self._stopped)
-            if changes != self.commands.changes:
+            if changes != self.debugger.changes:
                 self._values_changed()
             if isinstance(output, Go):
                 self._then += [
