@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,8 @@ from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.debugger.changes import Note, change, replace
-from llamacpp_instr.debugger.graph import (
-    LiveGraph,
-    Node,
-    Rows,
-    Ubatch,
-    rows_of_nodes,
-    token_numbers,
-)
-from llamacpp_instr.debugger.stop import Debugger, Go, Stop, by_token
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
+from llamacpp_instr.debugger.stop import Debugger, Go, OfGraph, Stop
 from llamacpp_instr.debugger.tensors import Array
 from llamacpp_instr.log.graph.ops import VIEW_OPS
 
@@ -56,35 +50,29 @@ def matching(graph: LiveGraph, pattern: str) -> list[Node]:
     return sorted(found, key=lambda node: node.index)
 
 
-class ByToken:
+class ByToken(OfGraph):
     """The nodes of a pattern, each with a row for each token, of every compute; what follows are
     followers of a `Debugger`."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self._graph: LiveGraph | None = None
-        self._rows: dict[int, Rows] = {}
 
-    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
+    def choose(self, graph: LiveGraph) -> Collection[int]:
         """Raises `UsageError` if no node matches, or if one has no row for each token."""
-        if graph is not self._graph:
-            known = rows_of_nodes(graph)
-            self._rows = {}
-            for node in matching(graph, self.pattern):
-                rows = known[node.index]
-                if rows is None or np.prod(node.ne[rows.axis + 1 :]) != 1:
-                    raise UsageError(f"{node}: it has no row for each token")
-                self._rows[node.index] = rows
-            self._graph = graph
-        return self._rows
+        nodes = matching(graph, self.pattern)
+        for node in nodes:
+            rows = graph.rows[node.index]
+            if rows is None or np.prod(node.ne[rows.axis + 1 :]) != 1:
+                raise UsageError(f"{node}: it has no row for each token")
+        return [node.index for node in nodes]
 
     def by_position(self, stop: Stop) -> tuple[Array, list[int]]:
         """(rows, values of a row) of the node, and the position of each row's token."""
-        rows, positions = self._rows[stop.node.index], stop.ubatch.positions
+        positions = stop.ubatch.positions
         if positions is None:
             raise UsageError("this model's graph does not name the positions of its tokens")
-        numbers = token_numbers(rows, stop.ubatch)
-        return by_token(stop, rows), [int(positions[i]) for i in numbers]
+        values, numbers = stop.by_token()
+        return values, [int(position) for position in positions[numbers]]
 
 
 class Captured(ByToken):
@@ -135,6 +123,14 @@ class Patch(ByToken):
         change(stop, replace(values.reshape(stop.node.shape), origin), self._note)
 
 
+@dataclass
+class _Compute:
+    ubatch: Ubatch
+    step: int = -1
+    values: dict[str, Array] = field(default_factory=dict)
+    """by node"""
+
+
 class Capture(ByToken):
     """Writes the values to shards; `close` writes what is left. Raises `UsageError` if the
     directory holds other files, or an older capture and `force` is not set, or if safetensors is
@@ -148,10 +144,9 @@ class Capture(ByToken):
         check_output_directory(folder, _our_names(folder), force)
         self._folder, self._limit = folder, shard_bytes
         self._shards: list[dict[str, Any]] = []
-        self._inputs: list[Ubatch] = []
-        self._steps: list[int] = []
         self._names: list[str] = []
-        self._values: dict[str, list[Array]] = {}
+        self._computes: list[_Compute] = []
+        """that the next shard holds, each with the nodes of these names"""
         self._of_outputs: set[str] = set()
         self._size = self.n_tokens = 0
         """captured so far"""
@@ -168,22 +163,21 @@ class Capture(ByToken):
         if self._size >= self._limit or names != self._names:
             self._flush()
             self._names = names
-        self._inputs.append(ubatch)
-        self._steps.append(-1)
+        self._computes.append(_Compute(ubatch))
         return wanted
 
     def passed(self, stop: Stop) -> None:
-        name, rows = stop.node.name, self._rows[stop.node.index]
-        values = by_token(stop, rows)
-        if len(values) != len(token_numbers(rows, stop.ubatch)):
+        name, (values, numbers) = stop.node.name, stop.by_token()
+        if len(values) != len(numbers):
             raise UsageError(f"{stop.node}: it has no row for each token")
-        if rows.of == "outputs":
+        rows = stop.graph.rows[stop.node.index]
+        if rows is not None and rows.of == "outputs":
             self._of_outputs.add(name)
-        self._steps[-1] = stop.step
-        of_node = self._values.setdefault(name, [])
-        if of_node and of_node[0].shape[1] != values.shape[1]:
+        first = self._computes[0].values.get(name, values)
+        if first.shape[1] != values.shape[1]:
             raise UsageError(f"{stop.node}: its rows do not keep their length")
-        of_node.append(values)
+        self._computes[-1].step = stop.step
+        self._computes[-1].values[name] = values
         self._size += values.nbytes
 
     def close(self, complete: bool = True) -> None:
@@ -195,13 +189,13 @@ class Capture(ByToken):
     def _flush(self) -> None:
         """Write a shard of what has been captured since the last one."""
         # a compute that was ended has a part of its nodes
-        n_computes = min((len(self._values.get(name, ())) for name in self._names), default=0)
-        if n_computes:
-            tensors = _inputs_of(self._inputs[:n_computes], self._steps)
+        computes = [of for of in self._computes if len(of.values) == len(self._names)]
+        self._computes, self._size = [], 0
+        if computes:
+            tensors = _inputs_of(computes)
             for name in self._names:
-                tensors[name] = np.concatenate(self._values.pop(name)[:n_computes])
+                tensors[name] = np.concatenate([of.values.pop(name) for of in computes])
             self._write(tensors)
-        self._values, self._inputs, self._steps, self._size = {}, [], [], 0
 
     def _write(self, tensors: dict[str, Array]) -> None:
         if not self._shards:
@@ -249,28 +243,20 @@ def capturing(
             notice(f"captured: {folder}, {counted(capture.n_tokens, 'token')}")
 
 
-def _inputs_of(ubatches: Sequence[Ubatch], steps: Sequence[int]) -> dict[str, Array]:
+def _inputs_of(computes: Sequence[_Compute]) -> dict[str, Array]:
     """What a shard says of its tokens: -1 where the graph does not have it."""
-    rows: list[tuple[Array, ...]] = []
+    columns: dict[str, list[Array]] = {"tokens": [], "positions": [], "steps": [], "outputs": []}
     begin = 0
-    for ubatch, step in zip(ubatches, steps, strict=False):
-        n = ubatch.n_tokens
+    for of in computes:
+        ubatch, n = of.ubatch, of.ubatch.n_tokens
         unknown = np.full(n, -1)
+        columns["tokens"].append(unknown if ubatch.tokens is None else ubatch.tokens)
+        columns["positions"].append(unknown if ubatch.positions is None else ubatch.positions)
+        columns["steps"].append(np.full(n, of.step))
         outputs = np.arange(n) if ubatch.outputs is None else ubatch.outputs
-        rows.append(
-            (
-                unknown if ubatch.tokens is None else ubatch.tokens,
-                unknown if ubatch.positions is None else ubatch.positions,
-                np.full(n, step),
-                begin + outputs,
-            )
-        )
+        columns["outputs"].append(begin + outputs)
         begin += n
-    names = ("tokens", "positions", "steps", "outputs")
-    return {
-        name: np.concatenate(column).astype(np.int32)
-        for name, column in zip(names, zip(*rows, strict=True), strict=True)
-    }
+    return {name: np.concatenate(parts).astype(np.int32) for name, parts in columns.items()}
 
 
 def _our_names(folder: Path) -> set[str]:

@@ -19,9 +19,9 @@ from llamacpp_instr.base.errors import UsageError, reason
 from llamacpp_instr.base.system import need
 from llamacpp_instr.debugger import tensors
 from llamacpp_instr.debugger.attention import attention_node
-from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch, rows_of_nodes, token_numbers
+from llamacpp_instr.debugger.graph import LiveGraph, Node
 from llamacpp_instr.debugger.residual import Part, block_outputs, find_residual
-from llamacpp_instr.debugger.stop import Stop, by_token
+from llamacpp_instr.debugger.stop import OfGraph, Stop
 from llamacpp_instr.debugger.tensors import Array, Slice
 
 NOTE = "instr.change"
@@ -168,7 +168,7 @@ def _text(where: Slice) -> str:
     return f"[{', '.join(map(one, where))}]" if where else "all"
 
 
-class Repeated:
+class Repeated(OfGraph):
     """Makes a change in every compute, at each of the nodes that `choose` finds in a graph."""
 
     def __init__(
@@ -179,14 +179,9 @@ class Repeated:
         part: str | Slice = (),
     ) -> None:
         self._choose, self._edit, self._note, self._part = choose, edit, note, part
-        self._graph: LiveGraph | None = None
-        self._nodes: frozenset[int] = frozenset()
 
-    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
-        if graph is not self._graph:
-            self._nodes = frozenset(node.index for node in self._choose(graph))
-            self._graph = graph
-        return self._nodes
+    def choose(self, graph: LiveGraph) -> Collection[int]:
+        return frozenset(node.index for node in self._choose(graph))
 
     def passed(self, stop: Stop) -> None:
         change(stop, self._edit, self._note, part=self._part)
@@ -236,33 +231,24 @@ def ablate_head(layer: int, head: int, note: Note) -> Repeated:
     return Repeated(choose, Edit(f"zero head {head}", without), note)
 
 
-class AblatedLayer:
+class AblatedLayer(OfGraph):
     """A layer's output becomes its input: the stream goes past it."""
 
     def __init__(self, layer: int, note: Note) -> None:
         self._layer, self._note = layer, note
-        self._graph: LiveGraph | None = None
-        self._nodes: tuple[int, int] = (-1, -1)
         self._before: Array | None = None
 
-    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
+    def choose(self, graph: LiveGraph) -> Collection[int]:
         """The stream before and after the layer. Raises `UsageError` if there is no such layer."""
-        if graph is not self._graph:
-            residual = find_residual(graph)
-            block_outputs(graph, residual, self._layer)
-            self._rows = rows_of_nodes(graph)
-            begin, end = residual.before(self._layer), residual.after[self._layer]
-            self._nodes, self._graph = (begin.index, end.index), graph
-        return self._nodes
+        residual = find_residual(graph)
+        block_outputs(graph, residual, self._layer)
+        return residual.before(self._layer).index, residual.after[self._layer].index
 
     def passed(self, stop: Stop) -> None:
-        node = stop.node
-        rows = self._rows[node.index]
-        if rows is None:
-            raise UsageError(f"{node.name}: its rows are not tokens")
-        if node.index == self._nodes[0]:
-            self._before = by_token(stop, rows)
+        values, numbers = stop.by_token()
+        if stop.node.index == min(self.nodes):
+            self._before = values
             return
         assert self._before is not None
-        values = self._before[token_numbers(rows, stop.ubatch)].reshape(node.shape)
+        values = self._before[numbers].reshape(stop.node.shape)
         change(stop, replace(values, f"the input of layer {self._layer}"), self._note)

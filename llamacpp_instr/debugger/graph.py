@@ -158,6 +158,11 @@ class LiveGraph:
         """The graph as a text."""
         return make_listing(self)
 
+    @cached_property
+    def rows(self) -> list[Rows | None]:
+        """What the rows of every node stand for."""
+        return rows_of_nodes(self)
+
     def address_of(self, number: int) -> int:
         """Of a node, or of leaf -1 - `number`."""
         return self.addresses[number] if number >= 0 else self.leaf_addresses[-1 - number]

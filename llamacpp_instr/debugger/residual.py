@@ -9,8 +9,9 @@ carries several streams, or values of the first layer, past its layers) is refus
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Collection, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -20,15 +21,8 @@ import numpy.typing as npt
 
 from llamacpp_instr.base.errors import InstrError, NativeError, UsageError
 from llamacpp_instr.debugger.comparison import log_soft_max
-from llamacpp_instr.debugger.graph import (
-    LiveGraph,
-    Node,
-    Rows,
-    Ubatch,
-    rows_of_nodes,
-    token_numbers,
-)
-from llamacpp_instr.debugger.stop import Stop, by_token
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
+from llamacpp_instr.debugger.stop import OfGraph, Stop
 from llamacpp_instr.debugger.tensors import MAX_SRC, Array, Tensor, ggml, tensor_at
 from llamacpp_instr.llama.native import InitParams
 from llamacpp_instr.llama.threads import default_threads
@@ -197,24 +191,10 @@ class Tail:
 
     def __init__(self, graph: LiveGraph, residual: Residual) -> None:
         """Raises `UsageError` if they cannot be computed apart from the rest."""
-        self._ctx = self._backend = self._buffer = 0
-        self._graph = self._input = self._output = 0
-        self.width = self._n_in = self._n = self.n_vocab = 0
-        try:
-            self._build(graph, residual)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Free the graph."""
-        if self._buffer:
-            ggml().ggml_backend_buffer_free(self._buffer)
-        if self._backend:
-            ggml().ggml_backend_free(self._backend)
-        if self._ctx:
-            ggml().ggml_free(self._ctx)
-        self._ctx = self._backend = self._buffer = 0
+        with ExitStack() as memory:
+            self._build(graph, residual, memory)
+            self.close = memory.pop_all().close
+            """frees the graph"""
 
     def logits(self, rows: Array) -> npt.NDArray[np.float32]:
         """(rows, vocabulary) the logits if the stream after the last layer were `rows`, of the
@@ -229,22 +209,16 @@ class Tail:
         full = np.zeros((self._n_in, self.width), np.float32)
         full[: len(rows)] = rows
         lib.ggml_backend_tensor_set(self._input, full.ctypes.data, 0, full.nbytes)
-        status: list[int] = []
-
-        def compute() -> None:
-            status.append(lib.ggml_backend_graph_compute(self._backend, self._graph))
-
         # not in this thread: a recorder times every kernel of the thread that computes
-        thread = threading.Thread(target=compute)
-        thread.start()
-        thread.join()
-        if status != [0]:
+        with ThreadPoolExecutor(1) as thread:
+            computed = thread.submit(lib.ggml_backend_graph_compute, self._backend, self._graph)
+        if computed.result() != 0:
             raise InstrError("ggml could not compute the end of the graph")
         out = np.empty((self._n, self.n_vocab), np.float32)
         lib.ggml_backend_tensor_get(self._output, out.ctypes.data, 0, out.nbytes)
         return out[: len(rows)]
 
-    def _build(self, graph: LiveGraph, residual: Residual) -> None:
+    def _build(self, graph: LiveGraph, residual: Residual, memory: ExitStack) -> None:
         lib, end = ggml(), residual.end
         nodes = [graph.nodes[i] for i in _needed(graph, end.index, residual.logits.index)]
         _check_tail(nodes, end)
@@ -252,6 +226,7 @@ class Tail:
         self._ctx = lib.ggml_init(InitParams(room, None, True))
         if not self._ctx:
             raise NativeError("ggml gets no memory for a graph")
+        memory.callback(lib.ggml_free, self._ctx)
         clones: dict[int, int] = {}
         self._input = clones[end.address] = self._clone(tensor_at(end.address), {}, is_leaf=True)
         rows = graph.leafs.get(_ROWS)
@@ -272,11 +247,13 @@ class Tail:
         self._backend = lib.ggml_backend_dev_init(device, None)
         if not self._backend:
             raise NativeError("ggml gets no backend for the output weights")
+        memory.callback(lib.ggml_backend_free, self._backend)
         if lib.ggml_backend_dev_type(device) == _CPU:
             lib.ggml_backend_cpu_set_n_threads(self._backend, default_threads())
-        self._buffer = lib.ggml_backend_alloc_ctx_tensors(self._ctx, self._backend)
-        if not self._buffer:
+        buffer = lib.ggml_backend_alloc_ctx_tensors(self._ctx, self._backend)
+        if not buffer:
             raise NativeError("ggml gets no memory for the logits")
+        memory.callback(lib.ggml_backend_buffer_free, buffer)
         if rows:  # the rows that the model would select are the first ones here
             first_rows = np.arange(self._n, dtype=np.int32)
             lib.ggml_backend_tensor_set(clones[rows], first_rows.ctypes.data, 0, first_rows.nbytes)
@@ -365,52 +342,49 @@ class Guess:
         return most_probable(self.logits, n)
 
 
-class Lens:
+class Lens(OfGraph):
     """Keeps the residual stream of the compute under way; a follower of a `Debugger`. After the
     last layer a guess is what the model itself says."""
 
     def __init__(self) -> None:
-        self._graph: LiveGraph | None = None
-        self._residual: Residual | None = None
-        self._refused: UsageError | None = None
+        self._found: Residual | UsageError = UsageError("no compute was followed")
         self._tail: Tail | None = None
-        self._layers: dict[int, tuple[int, Rows]] = {}
-        """by the node that ends them, those of the last layer's width, and what its rows are"""
+        self._layers: dict[int, int] = {}
+        """by the node that ends them, those of the last layer's width"""
         self._kept: dict[int, dict[int, npt.NDArray[np.float32]]] = {}
 
-    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
+    def wants(self, graph: LiveGraph, ubatch: Ubatch) -> Collection[int]:
         """The nodes after each layer. Forgets the compute before."""
         self._kept = {}
-        if graph is not self._graph:
-            self.close()
-            self._graph, self._refused = graph, None
-            try:
-                self._residual = find_residual(graph)
-                known, width = rows_of_nodes(graph), self._residual.end.ne[0]
-                self._layers = {
-                    node.index: (layer, rows)
-                    for layer, node in self._residual.after.items()
-                    if (rows := known[node.index]) is not None and node.ne[0] == width
-                }
-                if not self._layers:
-                    raise UsageError(
-                        "this architecture's residual stream has several rows for a token, so "
-                        "there is nothing that the output norm and the head could read"
-                    )
-            except UsageError as error:
-                self._residual, self._refused, self._layers = None, error, {}
+        return super().wants(graph, ubatch)
+
+    def choose(self, graph: LiveGraph) -> Collection[int]:
+        self.close()
+        self._layers = {}
+        try:
+            self._found = residual = find_residual(graph)
+            self._layers = {
+                node.index: layer
+                for layer, node in residual.after.items()
+                if graph.rows[node.index] is not None and node.ne[0] == residual.end.ne[0]
+            }
+            if not self._layers:
+                raise UsageError(
+                    "this architecture's residual stream has several rows for a token, so there is "
+                    "nothing that the output norm and the head could read"
+                )
+        except UsageError as error:
+            self._found = error
         return self._layers
 
     def passed(self, stop: Stop) -> None:
         """Keep a row of each token."""
-        layer, rows = self._layers[stop.node.index]
-        values = by_token(stop, rows)
-        numbers = token_numbers(rows, stop.ubatch)
+        values, numbers = stop.by_token()
         first = stop.ubatch.n_tokens - TOKENS_KEPT
         outputs = stop.ubatch.outputs
         wanted = set(map(int, outputs if outputs is not None else ()))
         wanted = wanted if len(wanted) <= TOKENS_KEPT else set()
-        self._kept[layer] = {
+        self._kept[self._layers[stop.node.index]] = {
             number: values[i].copy()
             for i, number in enumerate(numbers)
             if number >= first or number in wanted
@@ -420,10 +394,10 @@ class Lens:
         """A guess for each layer that the compute has passed, about what follows `token`: its
         number in the ubatch, or, from the end, a negative one. Raises `UsageError` if the
         architecture has no residual stream, or the token was not kept."""
-        if self._refused is not None:
-            raise self._refused
-        if self._graph is not stop.graph or self._residual is None:
+        if self.graph is not stop.graph:
             raise UsageError("the logit lens has not followed this compute")
+        if isinstance(self._found, UsageError):
+            raise self._found
         number = token + stop.ubatch.n_tokens if token < 0 else token
         if not 0 <= number < stop.ubatch.n_tokens:
             raise UsageError(f"there is no token {token}; this compute has {stop.ubatch.n_tokens}")
@@ -432,7 +406,7 @@ class Lens:
             why = "no layer is complete yet" if not self._kept else f"token {token} was not kept"
             raise UsageError(f"the logit lens shows nothing: {why}")
         if self._tail is None:
-            self._tail = Tail(stop.graph, self._residual)
+            self._tail = Tail(stop.graph, self._found)
         logits = self._tail.logits(np.stack(list(kept.values())))
         return [Guess(layer, row) for layer, row in zip(kept, logits, strict=True)]
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from llamacpp_instr.base.errors import InstrError, UsageError, reason
-from llamacpp_instr.debugger.graph import LiveGraph, Node, Rows, Ubatch
+from llamacpp_instr.debugger.graph import LiveGraph, Node, Rows, Ubatch, token_numbers
 from llamacpp_instr.debugger.points import Breakpoint
 from llamacpp_instr.debugger.tensors import ON_COMPUTE, ON_NODE, Array, Info, ggml, read
 from llamacpp_instr.recording.session import Recording, begin_session
@@ -103,6 +103,13 @@ class Stop:
         ggml has repacked."""
         return read(self.address(name))
 
+    def by_token(self) -> tuple[Array, list[int]]:
+        """`by_token` of the node, and for each row the number of its token in the ubatch."""
+        rows = self.graph.rows[self.node.index]
+        values = by_token(self, rows)
+        assert rows is not None
+        return values, token_numbers(rows, self.ubatch)
+
     def at_hand(self) -> list[str]:
         """The names of all tensors whose values are in memory, in the order of the graph."""
         graph, at = self.graph, self.node.index
@@ -110,12 +117,12 @@ class Stop:
         return [*(name for name, a in graph.leafs.items() if graph.intact(a, at)), *nodes]
 
 
-def by_token(stop: Stop, rows: Rows) -> Array:
-    """(rows, values of a row) of the node, whatever its dimensions are. Raises `UsageError` if the
-    rows are not its outermost dimension."""
+def by_token(stop: Stop, rows: Rows | None) -> Array:
+    """(rows, values of a row) of the node, whatever its dimensions are. Raises `UsageError` if
+    `rows` are not its outermost dimension, or none."""
     ne = stop.node.ne
-    if prod(ne[rows.axis + 1 :]) != 1:
-        raise UsageError("its rows are not tokens")
+    if rows is None or prod(ne[rows.axis + 1 :]) != 1:
+        raise UsageError(f"{stop.node.name}: its rows are not tokens")
     return stop.values().reshape(ne[rows.axis], prod(ne[: rows.axis]))
 
 
@@ -127,6 +134,23 @@ class Follower(Protocol):
 
     def passed(self, stop: Stop) -> None:
         """One of them was computed."""
+
+
+class OfGraph:
+    """A follower of nodes that depend on the graph alone: `choose` finds them."""
+
+    graph: LiveGraph | None = None
+    """the latest"""
+    nodes: Collection[int] = ()
+
+    def choose(self, graph: LiveGraph) -> Collection[int]:
+        raise NotImplementedError
+
+    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
+        """Raises what `choose` raises."""
+        if graph is not self.graph:
+            self.nodes, self.graph = self.choose(graph), graph
+        return self.nodes
 
 
 _Followed = list[tuple[Follower, Collection[int]]]
