@@ -37,7 +37,7 @@ from llamacpp_instr.converters.validate.live import (
     prompt_tokens,
     weight_reader,
 )
-from llamacpp_instr.debugger.comparison import CollectedLogits
+from llamacpp_instr.debugger.capture import CollectedLogits
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.lab.weights.measure import LeafWeights

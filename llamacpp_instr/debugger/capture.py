@@ -75,6 +75,25 @@ class ByToken(OfGraph):
         return values, [int(position) for position in positions[numbers]]
 
 
+class CollectedLogits:
+    """Keeps the last row of what each compute gives, from which a token is sampled; a witness of a
+    `Debugger`."""
+
+    def __init__(self) -> None:
+        self.rows: list[Array] = []
+        """(vocabulary,) float32 each"""
+
+    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
+        """The last op."""
+        return [max((node.index for node in graph.nodes if node.runs), default=-1)]
+
+    def passed(self, stop: Stop) -> None:
+        """Computes of a prompt's first parts give no logits."""
+        values = stop.values()
+        if values.size:
+            self.rows.append(np.atleast_2d(values)[-1].copy())
+
+
 class Captured(ByToken):
     """Keeps the values by position, during the run that they are taken from. A position that is
     computed again has its latest values."""

@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacpp_instr.base.errors import InstrError, NativeError, UsageError
-from llamacpp_instr.debugger.comparison import log_soft_max
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Ubatch
 from llamacpp_instr.debugger.stop import OfGraph, Stop
 from llamacpp_instr.debugger.tensors import MAX_SRC, Array, Tensor, ggml, tensor_at
@@ -422,3 +421,9 @@ def most_probable(logits: Array, n: int) -> list[tuple[int, float]]:
     probabilities = np.exp(log_soft_max(logits))
     best = np.argsort(-probabilities, kind="stable")[:n]
     return [(int(token), float(probabilities[token])) for token in best]
+
+
+def log_soft_max(logits: Array) -> npt.NDArray[np.float64]:
+    """Logarithms of the probabilities, in float64."""
+    shifted = logits.astype(np.float64) - float(logits.max())
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))

@@ -1,5 +1,8 @@
 """Stops the computes of this process at breakpoints and after single ops.
 
+A breakpoint is one line of words: a pattern of tensor names (`*`, `?`, `[…]`), `key=value` for
+filters, and at the end `if` with a condition: `ffn_out-* layer=3-5 if absmax > 60`.
+
 A compute stops *after* an op: its result is there, and what follows has not run. The thread that
 computes calls `Debugger.on_stop` with a `Stop` and goes on when that returns. `debug` is the same
 for a program that uses llama_cpp: the public `llamacpp_instr.debug`.
@@ -11,8 +14,8 @@ import enum
 import itertools
 import os
 import queue
-import runpy
-import sys
+import re
+import shlex
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +26,120 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from llamacpp_instr.base.errors import InstrError, UsageError, reason
+from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.debugger.graph import LiveGraph, Node, Rows, Ubatch, token_numbers
-from llamacpp_instr.debugger.points import Breakpoint
-from llamacpp_instr.debugger.tensors import ON_COMPUTE, ON_NODE, Array, Info, ggml, read
+from llamacpp_instr.debugger.tensors import ON_COMPUTE, ON_NODE, Array, Condition, Info, ggml, read
+from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.recording.session import Recording, begin_session
 
 GRAPHS_KEPT = 8
+_RANGES = ("layer", "step", "token")
+_KEYS = ("op", "block", *_RANGES, "hits")
+
+
+# --- breakpoints ---
+
+
+@dataclass
+class Breakpoint:
+    """Where a compute stops. `hits` counts how often the place was reached and the condition
+    held."""
+
+    text: str
+    pattern: str = "*"
+    op: str | None = None
+    block: str | None = None
+    ranges: dict[str, range] = field(default_factory=dict)
+    condition: Condition | None = None
+    from_hit: int = 1
+    """the first hit that stops"""
+    sources: tuple[str, ...] = ()
+    """names of what the node reads, if others have its name and op"""
+    hits: int = 0
+    number: int = 0
+    once: bool = False
+    """removed when it has stopped"""
+
+    @classmethod
+    def parse(cls, text: str) -> Breakpoint:
+        """Raises `UsageError` for a word that is not understood."""
+        place, _, condition = f" {text} ".partition(" if ")
+        try:
+            words = shlex.split(place)
+        except ValueError as error:
+            raise UsageError(f"breakpoint {text!r}: {error}") from None
+        self = cls(text.strip())
+        names = []
+        for word in words:
+            key, equals, value = word.partition("=")
+            if not equals:
+                names.append(word)
+            elif key in _RANGES:
+                self.ranges[key] = _range(text, key, value)
+            elif key == "op":
+                self.op = value.upper()
+            elif key == "block":
+                if value not in BLOCKS:
+                    raise UsageError(f"breakpoint {text!r}: block is one of {', '.join(BLOCKS)}")
+                self.block = value
+            elif key == "hits":
+                self.from_hit = _range(text, key, value).start
+            else:
+                raise UsageError(f"breakpoint {text!r}: {key!r} is none of {', '.join(_KEYS)}")
+        if names:
+            self.pattern = " ".join(names)
+        if condition.strip():
+            self.condition = Condition.parse(condition.strip())
+        elif not words:
+            raise UsageError("a breakpoint needs a pattern, a filter or a condition")
+        return self
+
+    def applies(self, step: int, positions: frozenset[int]) -> bool:
+        """Whether a compute of this step and of tokens at these positions can stop here."""
+        of_step, of_token = self.ranges.get("step"), self.ranges.get("token")
+        return (of_step is None or step in of_step) and (
+            of_token is None or any(position in of_token for position in positions)
+        )
+
+    def matches(self, node: Node) -> bool:
+        """Whether a node is one of those where it stops."""
+        layers = self.ranges.get("layer")
+        return (
+            node.runs
+            and (self.op is None or node.op == self.op)
+            and (self.block is None or node.block == self.block)
+            and (layers is None or node.layer in layers)
+            and name_matches(node.name, self.pattern)
+            and (not self.sources or self.sources == node.reads)
+        )
+
+    def reached(self, values: Callable[[], Array]) -> bool:
+        """Counts a hit, and returns whether to stop. `values` reads the node's."""
+        if self.condition is not None and not self.condition.holds(values()):
+            return False
+        self.hits += 1
+        return self.hits >= self.from_hit
+
+    def check(self, graph: LiveGraph) -> None:
+        """Raises `UsageError`, with the nearest names, if no node of the graph can match."""
+        if any(self.matches(node) for node in graph.nodes):
+            return
+        why = graph.why_no_op(self.pattern)
+        node = graph.nodes[graph.by_name.get(self.pattern, 0)]
+        if node.name == self.pattern and node.runs:  # other filters exclude it
+            why = f"; it is {node}"
+        raise UsageError(f"breakpoint {self.text!r}: no op of the graph matches{why}")
+
+
+def _range(text: str, key: str, value: str) -> range:
+    match = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    if not match:
+        raise UsageError(f"breakpoint {text!r}: {key} is a number or a range like 3-5")
+    first = int(match[1])
+    return range(first, int(match[2] or first) + 1)
+
+
+# --- stops ---
 
 
 class Go(enum.Enum):
@@ -435,43 +546,3 @@ def begin_debugged(log: Path, force: bool, force_option: str, level: str = "deta
         log, level=level, stats=None, args={}, force=force, force_option=force_option,
         stop_on_nan=False, on_log_error="continue", debugged=True,
     )  # fmt: skip
-
-
-# --- a Python program in this process, as `python` would run it ---
-
-
-def check_program(command: Sequence[str]) -> None:
-    """Raise `UsageError` unless the command is `APP.py …` or `-m MODULE …`, perhaps after
-    `python`."""
-    command = _without_interpreter(command)
-    if not command:
-        raise UsageError("no program is given; write it after --, as -- app.py")
-    if command[0] == "-m":
-        if len(command) < 2:
-            raise UsageError("-m needs the name of a module")
-        return
-    path = Path(command[0])
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file; give a Python program, or -m MODULE")
-
-
-def run_program(command: Sequence[str]) -> None:
-    """Run a program that passed `check_program` to its end. Raises what it raises."""
-    command = _without_interpreter(command)
-    before = sys.argv, list(sys.path)
-    try:
-        if command[0] == "-m":
-            sys.argv = list(command[1:])
-            sys.path.insert(0, "")
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = list(command)
-            sys.path.insert(0, str(Path(command[0]).resolve().parent))
-            runpy.run_path(command[0], run_name="__main__")
-    finally:
-        sys.argv, sys.path[:] = before
-
-
-def _without_interpreter(command: Sequence[str]) -> Sequence[str]:
-    is_python = command and Path(command[0]).name in ("python", "python3")
-    return command[1:] if is_python else command

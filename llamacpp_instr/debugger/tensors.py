@@ -1,5 +1,6 @@
 """The tensors that ggml holds in memory, read through its C API, and their values: what they are,
-figures of them, histograms, pictures and slices. Any backend, any type, any strides.
+figures of them and conditions on those, histograms, pictures and slices. Any backend, any type, any
+strides.
 
 Shapes are numpy's: ggml's reversed, without leading ones. A matrix of 4 tokens of width 64 is
 (4, 64). Figures are computed in float64, of the finite values; the others are counted.
@@ -12,8 +13,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import operator
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -273,6 +276,58 @@ def figures_of(values: Array) -> dict[str, int | float | None]:
     for name in ("min", "max", "absmax", "mean", "std"):
         found[name] = FIGURES[name](finite) if finite.size else None
     return found
+
+
+_COMPARE = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+    "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+_TERM = re.compile(r"(\w+)(?:\s*(<=|>=|==|!=|<|>)\s*([-+.\w]+))?$")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Comparisons of figures of a tensor's values, joined by `or` and `and` (which binds more)."""
+
+    text: str
+    alternatives: tuple[tuple[tuple[str, str, float], ...], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Raises `UsageError` for anything else. Nothing is evaluated as code."""
+        alternatives = tuple(
+            tuple(_comparison(term.strip(), text) for term in re.split(r"\band\b", part))
+            for part in re.split(r"\bor\b", text)
+        )
+        return cls(text, alternatives)
+
+    def holds(self, values: Array) -> bool:
+        """Whether the values of a tensor satisfy it."""
+        numbers, finite = finite_of(values)
+
+        def holds(name: str, sign: str, limit: float) -> bool:
+            figure = COUNTS[name](numbers) if name in COUNTS else FIGURES[name](finite)
+            return bool(_COMPARE[sign](figure, limit))
+
+        return any(all(holds(*term) for term in terms) for terms in self.alternatives)
+
+
+def _comparison(term: str, text: str) -> tuple[str, str, float]:
+    match = _TERM.match(term)
+    names = (*FIGURES, *COUNTS)
+    if not match or match[1] not in names:
+        raise UsageError(
+            f"condition {text!r}: {term!r} is not a comparison like `absmax > 60`; "
+            f"the figures are {', '.join(names)}"
+        )
+    if match[2] is None:
+        if match[1] not in COUNTS:
+            raise UsageError(f"condition {text!r}: compare {match[1]} with a number")
+        return match[1], ">", 0.0
+    try:
+        return match[1], match[2], float(match[3])
+    except ValueError:
+        raise UsageError(f"condition {text!r}: {match[3]!r} is not a number") from None
 
 
 def histogram(values: Array, bins: int = 40) -> tuple[Array, Array]:

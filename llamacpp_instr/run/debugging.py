@@ -7,33 +7,31 @@ import difflib
 import io
 import os
 import re
+import runpy
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import starmap, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need, temporary_directory
 from llamacpp_instr.base.terminal import notice, print_line, printable_text
+from llamacpp_instr.debugger.capture import CollectedLogits
 from llamacpp_instr.debugger.commands import Terminal
-from llamacpp_instr.debugger.comparison import (
-    CollectedLogits,
-    Continuation,
-    Step,
-    as_json,
-    as_table,
-    compare,
-)
 from llamacpp_instr.debugger.dap.adapter import Adapter, Program, parse
 from llamacpp_instr.debugger.dap.transports import ends_by_signals, serve_stdio, serve_tcp
-from llamacpp_instr.debugger.stop import Debugger, Go, begin_debugged, check_program, run_program
+from llamacpp_instr.debugger.residual import log_soft_max
+from llamacpp_instr.debugger.stop import Breakpoint, Debugger, Go, begin_debugged
+from llamacpp_instr.debugger.tensors import Array
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.llama.generate import Sampling
 from llamacpp_instr.llama.log import Interrupt
@@ -51,7 +49,7 @@ DEBUG_LOG = Path("debug.log")
 PATIENCE_S = 3.0
 """a program that goes on after its compute was ended is interrupted then"""
 
-Compared = tuple[list[Step], dict[int, str]]
+Compared = tuple[list["Step"], dict[int, str]]
 """both continuations token by token, and the texts of their tokens"""
 
 
@@ -261,9 +259,9 @@ def debug_model(options: RunOptions, terminal: Terminal) -> None:
 
 def debug_program(program: Sequence[str], terminal: Terminal, log: Path, force: bool) -> None:
     """Run a Python program in this process, stopped in the terminal."""
-    check_program(program)
+    command = check_program(program)
     with begin_debugged(log, force, "--force"), terminal.debugger, _may_quit(terminal.debugger):
-        run_program(program)
+        run_program(command)
     notice(f"log: {log}")
     terminal.end()
 
@@ -315,7 +313,7 @@ def debug_program_on_page(
     """Run a Python program in this thread, and serve its page in another, until the program has
     ended and the user quits, or Ctrl-C; `show` gets its address. Raises `UsageError` for what
     cannot be run, or served."""
-    check_program(command)
+    command = check_program(command)
     check_log_path(log, force, "--force")
     program = _InThisThread(stop_on_entry=not breakpoints)
     shared, server = _serving(lambda *_: program, breakpoints, port)
@@ -354,8 +352,7 @@ def _serving(
 ) -> tuple[SharedRun, DebugServer]:
     """With a `model`, the page has a tab of its weights."""
     need("live")
-    from llamacpp_instr.debugger.page.server import DebugServer, Looks, SharedRun
-    from llamacpp_instr.debugger.points import Breakpoint
+    from llamacpp_instr.debugger.page.server import DebugServer, SharedRun
     from llamacpp_instr.lab.view.tensors import Tensors
     from llamacpp_instr.lab.weights.measure import WeightReader
     from llamacpp_instr.llama.threads import usable_cpus
@@ -366,9 +363,7 @@ def _serving(
     if model is not None:
         file = load_model_file(model)
         tensors = Tensors((file, WeightReader(file)), None, usable_cpus())
-    shared = SharedRun(lambda send: Adapter(send, make), tensors is not None)
-    looks = Looks(shared.adapter.commands)
-    shared.adapter.more = looks.requests
+    shared = SharedRun(make, tensors is not None)
     return shared, DebugServer(shared, port, tensors)
 
 
@@ -395,3 +390,117 @@ class _InThisThread:
     def interrupt(self) -> None:
         if not self._ended.is_set():
             os.kill(os.getpid(), signal.SIGINT)
+
+
+# --- a Python program in this process, as `python` would run it ---
+
+
+def check_program(command: Sequence[str]) -> Sequence[str]:
+    """The command without `python`. Raises `UsageError` unless it is `APP.py …` or `-m MODULE …`
+    then."""
+    if command and Path(command[0]).name in ("python", "python3"):
+        command = command[1:]
+    if not command:
+        raise UsageError("no program is given; write it after --, as -- app.py")
+    path = Path(command[0])
+    if command[0] == "-m":
+        if len(command) < 2:
+            raise UsageError("-m needs the name of a module")
+    elif not path.is_file():
+        raise UsageError(f"{path} is not a file; give a Python program, or -m MODULE")
+    return command
+
+
+def run_program(command: Sequence[str]) -> None:
+    """Run what `check_program` returned to its end. Raises what it raises."""
+    before = sys.argv, list(sys.path)
+    try:
+        if command[0] == "-m":
+            sys.argv = list(command[1:])
+            sys.path.insert(0, "")
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(command)
+            sys.path.insert(0, str(Path(command[0]).resolve().parent))
+            runpy.run_path(command[0], run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+# --- a changed run beside the unchanged one ---
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What a run generated, and from which logits."""
+
+    tokens: Sequence[int]
+    logits: npt.NDArray[np.float32]
+    """(tokens, vocabulary) row i: what token i was chosen from"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One generated token of both runs; None where a run had ended. It has figures if both had
+    generated the same tokens so far: then their logits answer the same question."""
+
+    before: int | None
+    after: int | None
+    divergence: float | None = None
+    """Kullback-Leibler divergence of the changed run's probabilities from the unchanged ones, in
+    nats: sum of p log(p/q)"""
+    largest: float | None = None
+    """the largest difference of two logits"""
+
+
+def compare(before: Continuation, after: Continuation) -> list[Step]:
+    """Both continuations, token by token. Raises `UsageError` if their vocabularies differ."""
+    for of in (before, after):
+        if len(of.tokens) != len(of.logits):
+            raise UsageError(f"{len(of.tokens)} tokens were chosen from {len(of.logits)} logits")
+    if before.logits.shape[1:] != after.logits.shape[1:]:
+        raise UsageError("the two runs are of models with different vocabularies")
+    steps = list(starmap(Step, zip_longest(before.tokens, after.tokens)))
+    for i, (step, p, q) in enumerate(zip(steps, before.logits, after.logits, strict=False)):
+        largest = float(np.abs(p.astype(np.float64) - q).max())
+        steps[i] = replace(step, divergence=divergence(p, q), largest=largest)
+        if step.before != step.after:
+            break
+    return steps
+
+
+def as_table(steps: Sequence[Step], texts: Mapping[int, str]) -> str:
+    """The steps line by line; `texts` are those of their tokens."""
+    lines = [f"{'':5}{'unchanged':>16}  {'changed':<16}  logits by  KL divergence, nats"]
+    for number, step in enumerate(steps):
+        before, after = (
+            repr(texts[token]) if token is not None else "" for token in (step.before, step.after)
+        )
+        difference = ""
+        if step.largest is not None:
+            difference = f"{step.largest:9.3g}  {step.divergence:.3g}"
+        lines.append(f"{number:4} {before:>16}  {after:<16}  {difference}".rstrip())
+    return "\n".join(lines)
+
+
+def as_json(steps: Sequence[Step], texts: Mapping[int, str]) -> dict[str, Any]:
+    """The same for the page, with the number of the first token that differs."""
+    differ = (number for number, step in enumerate(steps) if step.before != step.after)
+    return {
+        "firstDifference": next(differ, None),
+        "steps": [
+            {
+                "number": number, "logitsBy": step.largest, "divergence": step.divergence,
+                "before": None if step.before is None else texts[step.before],
+                "after": None if step.after is None else texts[step.after],
+            }
+            for number, step in enumerate(steps)
+        ],
+    }  # fmt: skip
+
+
+def divergence(before: Array, after: Array) -> float:
+    """Kullback-Leibler divergence in nats of the probabilities that the logits `after` give from
+    those that `before` give: how surprised one is who expects `after` and sees `before`."""
+    p, q = log_soft_max(before), log_soft_max(after)
+    return max(0.0, float(np.sum(np.exp(p) * np.where(np.isneginf(p), 0.0, p - q))))

@@ -8,7 +8,7 @@ from scipy.special import log_softmax
 from scipy.stats import entropy
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.comparison import Continuation, as_json, compare, divergence
+from llamacpp_instr.run.debugging import Continuation, as_json, compare, divergence
 
 RANDOM = np.random.default_rng(1)
 LOGITS = RANDOM.normal(0, 3, (4, 20)).astype(np.float32)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.graph import Node
-from llamacpp_instr.debugger.points import Breakpoint, Condition
+from llamacpp_instr.debugger.stop import Breakpoint
+from llamacpp_instr.debugger.tensors import Condition
 from llamacpp_instr.log.graph.ops import Block
 
 VALUES = np.array([-3.0, 0.0, 1.0, np.nan, 2.0, -np.inf], np.float32)

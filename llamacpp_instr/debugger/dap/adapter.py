@@ -127,8 +127,6 @@ class Adapter:
         self._breakpoints = Breakpoints(self.debugger, self._sources, self._changed)
         self.commands = Commands(self.debugger)
         self.commands.also = "Other lines are names of tensors."
-        self.more: dict[str, Callable[..., Json]] = {}
-        """requests beside ours that are answered at a stop, from their arguments"""
         self._variables = Variables(self.commands.apply, self.commands.text)
         self._program: Program | None = None
         self._configured = False
@@ -248,8 +246,6 @@ class Adapter:
         answer: Any = getattr(self, f"do_{name.replace('/', '_')}", None)
         if name in LONGER:
             answer = partial(self._step, STEPS | LONGER[name])
-        elif name in self.more:
-            answer = partial(self.more[name], self._stopped())
         if answer is None:
             raise UsageError(f"no request is called {name[:60]!r}")
         body: Json | None = answer(**_arguments(request, answer))

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.graph import Listing, LiveGraph
-from llamacpp_instr.debugger.points import Breakpoint, Condition
-from llamacpp_instr.debugger.stop import Debugger, Stop
+from llamacpp_instr.debugger.stop import Breakpoint, Debugger, Stop
+from llamacpp_instr.debugger.tensors import Condition
 
 Json = dict[str, Any]
 FILTERS = {

@@ -23,8 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.attention import attention
-from llamacpp_instr.debugger.commands import Commands
-from llamacpp_instr.debugger.dap.adapter import Adapter, ProtocolError
+from llamacpp_instr.debugger.dap.adapter import Adapter, Launch, ProtocolError
 from llamacpp_instr.debugger.dap.transports import PATIENCE_S, WAITING, decode_message
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.residual import most_probable
@@ -51,10 +50,8 @@ class SharedRun:
     """One debugged run for all browsers, and its adapter's client: an answer goes to who asked, an
     event to all."""
 
-    def __init__(
-        self, make: Callable[[Callable[[Json], None]], Adapter], has_weights: bool = False
-    ) -> None:
-        self.adapter = make(self._send)
+    def __init__(self, launch: Launch, has_weights: bool = False) -> None:
+        self.adapter = PageAdapter(self._send, launch)
         self.problem = ""
         """why it failed, empty if it did not"""
         self.on_quit: Callable[[], None] = lambda: None
@@ -213,23 +210,17 @@ def _first_word(text: str) -> str:
 Best = Annotated[int, msgspec.Meta(ge=1, le=20)]
 
 
-class Looks:
-    """Answers requests at a stop; a follower of a `Debugger`, which sees the tokens of every
-    compute and stops nothing."""
+class PageAdapter(Adapter):
+    """Answers such requests, too. It follows its debugger, to see the tokens of every compute."""
 
-    def __init__(self, commands: Commands) -> None:
-        self._lens, self._text = commands.lens, commands.text
+    def __init__(self, send: Callable[[Json], None], launch: Launch) -> None:
+        super().__init__(send, launch)
+        self._text = self.commands.text
         self._caches: dict[int, dict[int, tuple[int, int]]] = {}
         """position and token by cell, of each cache"""
         self._graph: LiveGraph | None = None
         self._writes: dict[int, tuple[int, int]] = {}
-        commands.debugger.followers.append(self)
-        self.requests: dict[str, Callable[..., Json]] = {
-            "instr/tokens": self._tokens,
-            "instr/lens": self._look_through,
-            "instr/attention": self._attention,
-            "instr/next": self._next,
-        }
+        self.debugger.followers.append(self)
 
     def wants(self, graph: LiveGraph, ubatch: Ubatch) -> Collection[int]:
         """No nodes; keeps into which cells the compute is going to write which tokens."""
@@ -248,27 +239,26 @@ class Looks:
     def passed(self, stop: Stop) -> None:
         """Never called."""
 
-    # --- requests ---
-
-    def _tokens(self, stop: Stop) -> Json:
+    def do_instr_tokens(self) -> Json:
         """`tokens` of the compute, and `cells` of the first cache: lists of number or cell,
         position, token, text."""
         cells = [(cell, *entry) for cell, entry in sorted(self._caches.get(0, {}).items())]
         return {
             name: [[*row, self._text(row[-1])] for row in rows[-MOST_TOKENS:]]
-            for name, rows in (("tokens", stop.ubatch.numbered()), ("cells", cells))
+            for name, rows in (("tokens", self._stopped().ubatch.numbered()), ("cells", cells))
         }
 
-    def _look_through(self, stop: Stop, token: int = -1, top: Best = 5) -> Json:
+    def do_instr_lens(self, token: int = -1, top: Best = 5) -> Json:
         """For each layer so far the most probable tokens: lists of token, text, probability."""
-        guesses = self._lens.look(stop, token)
+        guesses = self.commands.lens.look(self._stopped(), token)
         best = [{"layer": of.layer, "best": self._best(of.top(top))} for of in guesses]
         return {"layers": best}
 
-    def _attention(self, stop: Stop, layer: int | None = None, head: int | None = None) -> Json:
+    def do_instr_attention(self, layer: int | None = None, head: int | None = None) -> Json:
         """A picture of each head, or of one: rows are tokens, columns cells of the cache; each
         picture's cell is the largest share of those that it covers. `rows` and `cells` are the
         texts of their tokens, null where they are not known."""
+        stop = self._stopped()
         seen = attention(stop, layer)
         n_heads, n_rows, _ = seen.weights.shape
         heads = range(n_heads)
@@ -294,8 +284,9 @@ class Looks:
             "cells": [self._text(cache[at][1]) if at in cache else None for at in range(seen.used)],
         }  # fmt: skip
 
-    def _next(self, stop: Stop) -> Json:
+    def do_instr_next(self) -> Json:
         """The most probable next tokens, at the logits."""
+        stop = self._stopped()
         values = stop.values() if stop.node.name == "result_output" else None
         if values is None or not values.size:
             raise UsageError("the logits have not been computed yet")
