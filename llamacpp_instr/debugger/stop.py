@@ -155,14 +155,14 @@ class Go(enum.Enum):
     """end the compute; llama.cpp reports that it was aborted"""
 
 
-_PART: dict[Go, Callable[[Node], object]] = {
+PARTS: dict[Go, Callable[[Node], object]] = {
     Go.OP: lambda node: node.index,
     Go.BLOCK: lambda node: (node.layer, node.block),
     Go.LAYER: lambda node: node.layer,
     Go.DECODE: lambda _node: None,
 }
 """what the nodes of a single step have in common"""
-STEPS = {go.value: go for go in _PART}
+STEPS = {go.value: go for go in PARTS}
 """single steps by name"""
 
 
@@ -420,7 +420,7 @@ class Debugger:
 
     def _end_of(self, graph: LiveGraph, at: int) -> int:
         """The node where a single step ends, -1 if none does in this compute."""
-        part = _PART.get(self.go)
+        part = PARTS.get(self.go)
         rest = [node for node in graph.nodes[at + 1 :] if node.runs]
         if not rest or part is None:
             return -1

@@ -23,7 +23,7 @@ from llamacpp_instr.debugger.dap.sources import (
     Wanted,
     source_json,
 )
-from llamacpp_instr.debugger.dap.variables import Cells, Variables, picture
+from llamacpp_instr.debugger.dap.variables import OP, Cells, Variables, picture
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import STEPS, Debugger, Go, Stop
 
@@ -127,7 +127,7 @@ class Adapter:
         self._breakpoints = Breakpoints(self.debugger, self._sources, self._changed)
         self.commands = Commands(self.debugger)
         self.commands.also = "Other lines are names of tensors."
-        self._variables = Variables(self.commands.apply, self.commands.text)
+        self._variables = Variables(self.commands)
         self._program: Program | None = None
         self._configured = False
         self._thread: threading.Thread | None = None
@@ -348,10 +348,10 @@ class Adapter:
         end = begin + levels if levels > 0 else None
         frames = [
             {
-                "id": frame.id, "name": frame.name, "source": source,
+                "id": number, "name": frame.name, "source": source,
                 "line": frame.line - 1 + self._breakpoints.first_line, "column": 1,
             }
-            for frame in self._variables.frames[begin:end]
+            for number, frame in list(enumerate(self._variables.frames, OP))[begin:end]
         ]  # fmt: skip
         return {"stackFrames": frames, "totalFrames": len(self._variables.frames)}
 

@@ -12,8 +12,9 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import takewhile
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,10 +22,11 @@ import numpy as np
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.debugger import tensors
-from llamacpp_instr.debugger.changes import Edit, set_to
+from llamacpp_instr.debugger.changes import set_to
+from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.graph import Node, Source, Ubatch
-from llamacpp_instr.debugger.stop import Stop
-from llamacpp_instr.debugger.tensors import Array, Slice
+from llamacpp_instr.debugger.stop import PARTS, Stop
+from llamacpp_instr.debugger.tensors import Array
 from llamacpp_instr.model.types import TYPES
 
 PAGE = 100  # elements in one group, for a client that does not ask page by page
@@ -37,41 +39,33 @@ _N_FIGURES = 1 + len(tensors.COUNTS) + len(tensors.FIGURES)
 
 Json = dict[str, Any]
 Cells = Annotated[int, msgspec.Meta(ge=1, le=1024)]
-Change = Callable[[Stop, Edit, str, Slice, int], None]
-"""changes a part of the tensor with a name and an address, and says so in the log"""
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A frame: its first line in the listing, and the nodes that have run in it."""
 
-    id: int
-    """its place in the stack, from `OP`"""
     name: str
     line: int
     nodes: Sequence[Node]
 
 
 def frames_of(stop: Stop) -> list[Frame]:
-    """The frames of a stop, the innermost first. The op's frame is at the op's line; the others
-    begin where the op's block, layer and graph begin."""
+    """The frames of a stop, the innermost first; their ids count from `OP`. The op's frame is at
+    the op's line; the others begin where the op's block, layer and graph begin."""
     at, line_of = stop.node, stop.graph.listing.line_of
     ran = [node for node in stop.graph.nodes[: at.index + 1] if node.runs]
 
-    def latest(part: Callable[[Node], object]) -> list[Node]:
-        return list(takewhile(lambda node: part(node) == part(at), reversed(ran)))[::-1]
+    def frame(name: str, part: Callable[[Node], object]) -> Frame:
+        nodes = list(takewhile(lambda node: part(node) == part(at), reversed(ran)))[::-1]
+        return Frame(name, line_of[nodes[0].index], nodes)
 
-    parts: dict[str, Callable[[Node], object]] = {
-        f"{at.name} = {at.op}": lambda node: node.index,
-        at.block: lambda node: (node.layer, node.block),
-        f"layer {at.layer}" if at.layer >= 0 else "outside the layers": lambda node: node.layer,
-        f"step {stop.step}: {counted(stop.n_tokens, 'token')}": lambda _node: None,
-    }
-    return [
-        Frame(number, name, line_of[nodes[0].index], nodes)
-        for number, (name, part) in enumerate(parts.items(), OP)
-        for nodes in [latest(part)]
-    ]
+    names = (
+        f"{at.name} = {at.op}",
+        at.block,
+        f"layer {at.layer}" if at.layer >= 0 else "outside the layers",
+        f"step {stop.step}: {counted(stop.n_tokens, 'token')}",
+    )
+    return list(map(frame, names, PARTS.values()))
 
 
 @dataclass(frozen=True)
@@ -116,42 +110,41 @@ class Variables:
     """The variables of one stop after the other. `paged` clients ask for elements by page; others
     get more than `PAGE` of them in groups."""
 
-    def __init__(self, change: Change, text: Callable[[int], str]) -> None:
-        """`text` returns the text of a token."""
+    def __init__(self, commands: Commands) -> None:
         self.paged = False
-        self._change, self._text = change, text
+        self._commands = commands
         self._stop: Stop | None = None
         self.frames: list[Frame] = []
         self._begin = 1  # the first reference of this stop
         self._contents: list[Content] = []
-        self._values: dict[int, Array] = {}
+        self._values = lru_cache(_KEPT)(tensors.read)
 
     def stopped(self, stop: Stop | None) -> None:
         """From now on everything is about `stop`, and earlier references are wrong; None if the
         compute has gone on, and nothing can be asked."""
         self._stop, self.frames = stop, frames_of(stop) if stop is not None else []
         self._begin += len(self._contents)
-        self._contents, self._values = [], {}
+        self._contents = []
+        self.forget_values()
 
     def scopes(self, number: int) -> list[Json]:
         """`Scope`s of a frame. Raises `UsageError` if there is none with this id."""
-        frame = next((frame for frame in self.frames if frame.id == number), None)
-        if frame is None:
+        if not OP <= number < OP + len(self.frames):
             raise UsageError(f"there is no frame {number}")
-        if frame.id != OP:
-            return [self._scope("Results", tuple(_whole(one) for one in frame.nodes))]
+        if number != OP:
+            nodes = self.frames[number - OP].nodes
+            return [self._scope("Results", tuple(map(_whole, nodes)))]
         node, ubatch = self._now.node, self._now.ubatch
         named = {source.address: source for source in node.sources}.values()
-        weights = tuple(_whole(source) for source in named if source.kind == "weight")
-        others = tuple(_whole(source) for source in named if source.kind != "weight")
-        scopes = [{"name": "Result", "expensive": False, **self._into(_whole(node))}]
-        for name, parts in (("Sources", others), ("Weights", weights)):
-            if parts:
-                scopes.append(self._scope(name, parts))
         facts = {"purpose": node.purpose, **node.params}
-        scopes.append(self._scope("Op", lambda: [_plain(k, v) for k, v in facts.items()]))
-        scopes.append(self._scope("Tokens", lambda: self._tokens(ubatch)))
-        return scopes
+        contents: dict[str, Content] = {
+            "Result": _whole(node),
+            "Sources": tuple(_whole(source) for source in named if source.kind != "weight"),
+            "Weights": tuple(_whole(source) for source in named if source.kind == "weight"),
+            "Op": lambda: [_plain(name, value) for name, value in facts.items()],
+            "Tokens": lambda: self._tokens(ubatch),
+        }
+        return [self._scope(name, content) for name, content in contents.items() if content]
 
     def children(
         self, reference: int, which: Literal["indexed", "named"] | None, start: int, count: int
@@ -185,13 +178,13 @@ class Variables:
                 raise UsageError(f"{name[:60]!r} cannot be set: not a tensor in memory")
             part = found[-1]
         number = _number(value, self._read(part).dtype)
-        self._change(self._now, set_to(number), part.name, part.index, part.address)
+        self._commands.apply(self._now, set_to(number), part.name, part.index, part.address)
         self.forget_values()
         return self._variable(part, "")
 
     def forget_values(self) -> None:
         """Read values again: some have changed, and other tensors may be views of those."""
-        self._values = {}
+        self._values.cache_clear()
 
     def named(self, expression: str) -> Json:
         """The tensor of a name, or a row or an element of it, as `name[3][5]`. Raises `UsageError`
@@ -214,8 +207,10 @@ class Variables:
     # --- what is shown ---
 
     def _scope(self, name: str, content: Content) -> Json:
-        expensive = name == "Weights"
-        return {"name": name, "expensive": expensive, "variablesReference": self._add(content)}
+        scope: Json = {"name": name, "expensive": name == "Weights"}
+        if isinstance(content, Part):
+            return scope | self._into(content)
+        return scope | {"variablesReference": self._add(content)}
 
     @property
     def _now(self) -> Stop:
@@ -241,7 +236,7 @@ class Variables:
 
     def _tokens(self, ubatch: Ubatch) -> list[Json]:
         return [
-            _plain(f"position {at}", f"{token} {self._text(token)!r}", "token")
+            _plain(f"position {at}", f"{token} {self._commands.text(token)!r}", "token")
             for _, at, token in ubatch.numbered()
         ]
 
@@ -305,14 +300,9 @@ class Variables:
 
     def _read(self, of: Part) -> Array:
         """The values of the whole tensor."""
-        if (known := self._values.get(of.address)) is not None:
-            return known
         if (n := math.prod(tensors.shape_of(tensors.tensor_at(of.address)))) > MOST:
             raise UsageError(f"{of.name} has {n} values; at most {MOST} are shown")
-        while len(self._values) >= _KEPT:
-            del self._values[next(iter(self._values))]
-        self._values[of.address] = values = tensors.read(of.address)
-        return values
+        return self._values(of.address)
 
 
 def _whole(tensor: Node | Source) -> Part:
