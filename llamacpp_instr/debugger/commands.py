@@ -44,13 +44,12 @@ class Commands:
     """A method `do_NAME` for each command; its docstring is the command's help. They raise
     `UsageError` for what cannot be done."""
 
-    def __init__(self, debugger: Debugger) -> None:
-        self.debugger = debugger
+    def __init__(self, debugger: Debugger, also: str = "") -> None:
+        """`also` is a line that ends the list of the commands."""
+        self.debugger, self._also = debugger, also
         self.lens = Lens()
         self._texts: dict[int, str] = {}
         debugger.followers.append(self.lens)
-        self.also = ""
-        """a line that ends the list of the commands"""
 
     def named(self, text: str) -> list[str]:
         """The commands whose names begin so."""
@@ -82,7 +81,7 @@ class Commands:
             raise UsageError(f"no command is called {text!r}; `help` lists them")
         if len(texts) == 1:
             return texts[0]
-        return "\n".join([*(f"  {of.splitlines()[0]}" for of in texts), self.also]).rstrip()
+        return "\n".join([*(f"  {of.splitlines()[0]}" for of in texts), self._also]).rstrip()
 
     # --- how to go on ---
 

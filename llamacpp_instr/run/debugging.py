@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import starmap, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -95,16 +96,13 @@ class Launched:
     def __init__(
         self,
         options: RunOptions,
-        debugger: Debugger,
-        emit: Callable[[str], None],
-        notice: Callable[[str], None],
+        adapter: Adapter,
         stop_on_entry: bool = False,
         no_debug: bool = False,
         compared: Callable[[Compared], None] | None = None,
     ) -> None:
-        """`emit` gets the text of the model, `notice` lines about the progress, `compared` the
-        comparison, which is a table for `notice` without it. Raises `UsageError` for what the
-        command line refuses."""
+        """`compared` gets the comparison, by default the client as a table. Raises `UsageError` for
+        what the command line refuses."""
         options.check()
         assert options.log is not None
         load_model_file(options.model).check_has_weights()
@@ -112,17 +110,16 @@ class Launched:
         self.options = options
         self.stop_on_entry = stop_on_entry and not no_debug
         """whether its first op is a stop"""
-        self._debugger = None if no_debug else debugger
-        self._emit, self._notice = emit, notice
-        self._compared = compared or (lambda found: notice(as_table(*found)))
+        self._adapter, self._debugger = adapter, None if no_debug else adapter.debugger
+        self._compared = compared or (lambda found: adapter.say(as_table(*found)))
         self._interrupt = Interrupt()
 
     def run(self) -> None:
         """Run the model to its end; its log is whole then. Raises `InstrError` if that failed,
         `KeyboardInterrupt` after `interrupt`."""
-        out = cast(BinaryIO, _TextStream(self._emit))
+        out = cast(BinaryIO, _TextStream(self._adapter.emit))
         compared = run_and_compare(
-            self.options, out, self._notice, self._debugger, interrupt=self._interrupt
+            self.options, out, self._adapter.say, self._debugger, interrupt=self._interrupt
         )
         if compared is not None:
             self._compared(compared)
@@ -132,14 +129,7 @@ class Launched:
         self._interrupt.request()
 
 
-def launch(
-    arguments: Json,
-    model: str | None,
-    prompt: str | None,
-    debugger: Debugger,
-    emit: Callable[[str], None],
-    notice: Callable[[str], None],
-) -> Launched:
+def launch(model: str | None, prompt: str | None, arguments: Json, adapter: Adapter) -> Launched:
     """The run that a launch configuration describes; `model` and `prompt` are those of the command
     line, for one without.
 
@@ -169,7 +159,7 @@ def launch(
         chat=wanted.chat,
         force=wanted.force,
     )
-    return Launched(options, debugger, emit, notice, wanted.stop_on_entry, wanted.no_debug)
+    return Launched(options, adapter, wanted.stop_on_entry, wanted.no_debug)
 
 
 def in_keys(text: str) -> str:
@@ -236,11 +226,8 @@ def run_and_compare(
 def serve_editor(model: str | None, prompt: str | None, port: int | None) -> None:
     """Do what an editor says, over standard input and output or a port."""
 
-    def make(arguments: Json, debugger: Debugger, *say: Callable[[str], None]) -> Program:
-        return launch(arguments, model, prompt, debugger, *say)
-
     def adapter(send: Callable[[Json], None]) -> Adapter:
-        return Adapter(send, make, in_keys)
+        return Adapter(send, partial(launch, model, prompt), in_keys)
 
     if port is None:
         serve_stdio(adapter)
@@ -282,13 +269,11 @@ def debug_model_on_page(
     """Run a model, and serve its page until the user quits there, or Ctrl-C; `show` gets its
     address. Returns the exit status. Raises `UsageError` for what cannot be run, or served."""
 
-    def make(
-        _: Json, debugger: Debugger, emit: Callable[[str], None], say: Callable[[str], None]
-    ) -> Program:
+    def make(_: Json, adapter: Adapter) -> Program:
         def tell(found: Compared) -> None:
             shared.tell("instr/comparison", as_json(*found))
 
-        return Launched(options, debugger, emit, say, stop_on_entry=not breakpoints, compared=tell)
+        return Launched(options, adapter, stop_on_entry=not breakpoints, compared=tell)
 
     shared, server = _serving(make, breakpoints, port, options.model)
     with ends_by_signals():
@@ -345,10 +330,7 @@ def debug_program_on_page(
 
 
 def _serving(
-    make: Callable[..., Program],
-    breakpoints: Sequence[str],
-    port: int,
-    model: str | None = None,
+    make: Callable[..., Program], breakpoints: Sequence[str], port: int, model: str | None = None
 ) -> tuple[SharedRun, DebugServer]:
     """With a `model`, the page has a tab of its weights."""
     need("live")

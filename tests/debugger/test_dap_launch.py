@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.stop import Debugger, Go
+from llamacpp_instr.debugger.dap.adapter import Adapter
 from llamacpp_instr.run.debugging import Launched, in_keys, launch
 
 
@@ -21,7 +22,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def prepared(*named: str, **keys: Any) -> Launched:
     """`named` are the model and the prompt of the command line."""
     model, prompt = (*named, None)[:2] if named else ("demo", None)
-    return launch(keys, model, prompt, Debugger(lambda _stop: Go.ON), print, print)
+    return launch(model, prompt, keys, Adapter(print, partial(launch, model, prompt)))
 
 
 @pytest.mark.parametrize(

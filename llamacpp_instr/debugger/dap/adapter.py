@@ -98,8 +98,8 @@ class Program(Protocol):
         """End it soon; called by another thread."""
 
 
-Launch = Callable[[Json, Debugger, Callable[[str], None], Callable[[str], None]], Program]
-"""makes the run of a launch configuration; the functions get its text, and lines about it"""
+Launch = Callable[[Json, "Adapter"], Program]
+"""makes the run of a launch configuration, stopped by the adapter's debugger"""
 
 
 class Adapter:
@@ -125,8 +125,7 @@ class Adapter:
         self.debugger.on_step = self._compute_begins
         self._sources = Sources()
         self._breakpoints = Breakpoints(self.debugger, self._sources, self._changed)
-        self.commands = Commands(self.debugger)
-        self.commands.also = "Other lines are names of tensors."
+        self.commands = Commands(self.debugger, also="Other lines are names of tensors.")
         self._variables = Variables(self.commands)
         self._program: Program | None = None
         self._configured = False
@@ -234,6 +233,14 @@ class Adapter:
     def _output(self, category: str, text: str) -> None:
         self._event("output", category=category, output=printable_text(text))
 
+    def emit(self, text: str) -> None:
+        """Send text that the model has generated."""
+        self._output("stdout", text)
+
+    def say(self, line: str) -> None:
+        """Send a line about the run."""
+        self._output("console", f"{self._words(line)}\n")
+
     def _changed(self, breakpoint: Json) -> None:
         self._event("breakpoint", reason="changed", breakpoint=breakpoint)
 
@@ -274,12 +281,7 @@ class Adapter:
     def do_launch(self, /, **arguments: Any) -> None:
         if self._program is not None:
             raise UsageError("launch: a model runs already")
-        self._program = self._make(
-            arguments,
-            self.debugger,
-            lambda text: self._output("stdout", text),
-            lambda line: self._output("console", f"{self._words(line)}\n"),
-        )
+        self._program = self._make(arguments, self)
         self._begin()
 
     def do_configurationDone(self) -> None:

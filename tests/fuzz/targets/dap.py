@@ -49,9 +49,9 @@ def check_answer(message: dict[str, Any]) -> None:
         check_terminal(str({**message, **(message.get("body") or {})}.get(key, "")))
 
 
-def check_launch(arguments: dict[str, Any], debugger: Debugger, *out: Any) -> Launched:
+def check_launch(arguments: dict[str, Any], adapter: Adapter) -> Launched:
     """Checks what is launched, and runs nothing."""
-    launch(arguments, "demo", "a", debugger, *out)
+    launch("demo", "a", arguments, adapter)
     raise UsageError("the model runs already")
 
 
@@ -67,13 +67,15 @@ def stopped() -> tuple[Debugger, Stop]:
         _ENDED.wait()
         return Go.QUIT
 
-    debugger = Debugger(wait)
+    adapter = Adapter(lambda _message: None, check_launch)
+    debugger = adapter.debugger
+    debugger.on_stop = wait
     debugger.add(WHERE)
 
     def run() -> None:
         with tempfile.TemporaryDirectory() as directory:
             wanted = {"model": "demo", "prompt": "Once upon a time", "log": f"{directory}/log"}
-            launch(wanted, None, None, debugger, print, print).run()
+            launch(None, None, wanted, adapter).run()
 
     _ENDED.clear()
     thread = threading.Thread(target=run, name=WHERE, daemon=True)
