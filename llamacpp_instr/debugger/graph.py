@@ -156,7 +156,7 @@ class LiveGraph:
     @cached_property
     def listing(self) -> Listing:
         """The graph as a text."""
-        return make_listing(self)
+        return Listing(self)
 
     @cached_property
     def rows(self) -> list[Rows | None]:
@@ -343,18 +343,36 @@ def _reshaped(rows: Rows, before: Sequence[int], after: Sequence[int]) -> Rows |
 _DEFAULTS = (0, "UNDEFINED", "NONE")
 
 
-@dataclass
 class Listing:
     """The graph as a text, the source text that an editor shows: one line for each op that runs,
-    counted from 1, under headings for layers and blocks."""
+    counted from 1, under headings for layers and blocks. Views, for which no kernel runs, have no
+    line."""
 
-    lines: tuple[str, ...]
-    nodes: dict[int, Node]
-    """by line"""
-    line_of: dict[int, int]
-    """line by index of a node; of a view, the line of the next node that runs"""
-    reference: int = 0
-    """its number among the listings that a client knows"""
+    def __init__(self, graph: LiveGraph) -> None:
+        self.reference = 0
+        """its number among the listings that a client knows"""
+        self.nodes: dict[int, Node] = {}
+        """by line"""
+        self.line_of: dict[int, int] = {}
+        """line by index of a node; of a view, the line of the next node that runs"""
+        lines: list[str] = []
+        part: tuple[int, str] | None = None
+        width = max((len(_statement(node)) for node in graph.nodes if node.runs), default=0)
+        waiting: list[int] = []
+        for node in graph.nodes:
+            waiting.append(node.index)
+            if not node.runs:
+                continue
+            if (node.layer, node.block) != part:
+                part = node.layer, node.block
+                layer = f"layer {node.layer}: " if node.layer >= 0 else ""
+                lines.append(f"# {layer}{node.block}")
+            lines.append(f"{_statement(node):<{min(width, 100)}}  # {node.purpose}")
+            self.nodes[len(lines)] = node
+            self.line_of |= dict.fromkeys(waiting, len(lines))
+            waiting = []
+        self.line_of |= dict.fromkeys(waiting, len(lines))
+        self.lines = tuple(lines)
 
     @property
     def name(self) -> str:
@@ -363,30 +381,6 @@ class Listing:
     def line_at(self, line: int) -> int | None:
         """The first line at or after `line` that has a node, None at the end."""
         return min((at for at in self.nodes if at >= line), default=None)
-
-
-def make_listing(graph: LiveGraph) -> Listing:
-    """The listing of a graph. Views, for which no kernel runs, have no line."""
-    lines: list[str] = []
-    nodes: dict[int, Node] = {}
-    line_of: dict[int, int] = {}
-    part: tuple[int, str] | None = None
-    width = max((len(_statement(node)) for node in graph.nodes if node.runs), default=0)
-    waiting: list[int] = []
-    for node in graph.nodes:
-        waiting.append(node.index)
-        if not node.runs:
-            continue
-        if (node.layer, node.block) != part:
-            part = node.layer, node.block
-            layer = f"layer {node.layer}: " if node.layer >= 0 else ""
-            lines.append(f"# {layer}{node.block}")
-        lines.append(f"{_statement(node):<{min(width, 100)}}  # {node.purpose}")
-        nodes[len(lines)] = node
-        line_of |= dict.fromkeys(waiting, len(lines))
-        waiting = []
-    line_of |= dict.fromkeys(waiting, len(lines))
-    return Listing(tuple(lines), nodes, line_of)
 
 
 def _statement(node: Node) -> str:

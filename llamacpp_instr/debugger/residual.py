@@ -191,7 +191,52 @@ class Tail:
     def __init__(self, graph: LiveGraph, residual: Residual) -> None:
         """Raises `UsageError` if they cannot be computed apart from the rest."""
         with ExitStack() as memory:
-            self._build(graph, residual, memory)
+            lib, end = ggml(), residual.end
+            nodes = [graph.nodes[i] for i in _needed(graph, end.index, residual.logits.index)]
+            _check_tail(nodes, end)
+            room = (len(nodes) + 8) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
+            self._ctx = lib.ggml_init(InitParams(room, None, True))
+            if not self._ctx:
+                raise NativeError("ggml gets no memory for a graph")
+            memory.callback(lib.ggml_free, self._ctx)
+            clones: dict[int, int] = {}
+            self._input = clones[end.address] = self._clone(
+                tensor_at(end.address), {}, is_leaf=True
+            )
+            rows = graph.leafs.get(_ROWS)
+            if rows:
+                clones[rows] = self._clone(tensor_at(rows), {}, is_leaf=True)
+            for node in nodes:
+                clones[node.address] = self._clone(tensor_at(node.address), clones)
+            self._output = clones[residual.logits.address]
+            first, last = tensor_at(self._input), tensor_at(self._output)
+            self.width, self._n_in = int(first.ne[0]), int(first.ne[1])
+            self.n_vocab, self._n = int(last.ne[0]), int(last.ne[1])
+            if self._n > self._n_in or last.ne[2] * last.ne[3] != 1:
+                raise UsageError("the logits are not rows of the stream after the last layer")
+            device = _device_of_weights(nodes)
+            for node in nodes:
+                if not lib.ggml_backend_dev_supports_op(device, clones[node.address]):
+                    raise UsageError(
+                        f"the device of the output weights cannot compute {node.op} alone"
+                    )
+            self._backend = lib.ggml_backend_dev_init(device, None)
+            if not self._backend:
+                raise NativeError("ggml gets no backend for the output weights")
+            memory.callback(lib.ggml_backend_free, self._backend)
+            if lib.ggml_backend_dev_type(device) == _CPU:
+                lib.ggml_backend_cpu_set_n_threads(self._backend, default_threads())
+            buffer = lib.ggml_backend_alloc_ctx_tensors(self._ctx, self._backend)
+            if not buffer:
+                raise NativeError("ggml gets no memory for the logits")
+            memory.callback(lib.ggml_backend_buffer_free, buffer)
+            if rows:  # the rows that the model would select are the first ones here
+                first_rows = np.arange(self._n, dtype=np.int32)
+                lib.ggml_backend_tensor_set(
+                    clones[rows], first_rows.ctypes.data, 0, first_rows.nbytes
+                )
+            self._graph = lib.ggml_new_graph(self._ctx)
+            lib.ggml_build_forward_expand(self._graph, self._output)
             self.close = memory.pop_all().close
             """frees the graph"""
 
@@ -216,48 +261,6 @@ class Tail:
         out = np.empty((self._n, self.n_vocab), np.float32)
         lib.ggml_backend_tensor_get(self._output, out.ctypes.data, 0, out.nbytes)
         return out[: len(rows)]
-
-    def _build(self, graph: LiveGraph, residual: Residual, memory: ExitStack) -> None:
-        lib, end = ggml(), residual.end
-        nodes = [graph.nodes[i] for i in _needed(graph, end.index, residual.logits.index)]
-        _check_tail(nodes, end)
-        room = (len(nodes) + 8) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
-        self._ctx = lib.ggml_init(InitParams(room, None, True))
-        if not self._ctx:
-            raise NativeError("ggml gets no memory for a graph")
-        memory.callback(lib.ggml_free, self._ctx)
-        clones: dict[int, int] = {}
-        self._input = clones[end.address] = self._clone(tensor_at(end.address), {}, is_leaf=True)
-        rows = graph.leafs.get(_ROWS)
-        if rows:
-            clones[rows] = self._clone(tensor_at(rows), {}, is_leaf=True)
-        for node in nodes:
-            clones[node.address] = self._clone(tensor_at(node.address), clones)
-        self._output = clones[residual.logits.address]
-        first, last = tensor_at(self._input), tensor_at(self._output)
-        self.width, self._n_in = int(first.ne[0]), int(first.ne[1])
-        self.n_vocab, self._n = int(last.ne[0]), int(last.ne[1])
-        if self._n > self._n_in or last.ne[2] * last.ne[3] != 1:
-            raise UsageError("the logits are not rows of the stream after the last layer")
-        device = _device_of_weights(nodes)
-        for node in nodes:
-            if not lib.ggml_backend_dev_supports_op(device, clones[node.address]):
-                raise UsageError(f"the device of the output weights cannot compute {node.op} alone")
-        self._backend = lib.ggml_backend_dev_init(device, None)
-        if not self._backend:
-            raise NativeError("ggml gets no backend for the output weights")
-        memory.callback(lib.ggml_backend_free, self._backend)
-        if lib.ggml_backend_dev_type(device) == _CPU:
-            lib.ggml_backend_cpu_set_n_threads(self._backend, default_threads())
-        buffer = lib.ggml_backend_alloc_ctx_tensors(self._ctx, self._backend)
-        if not buffer:
-            raise NativeError("ggml gets no memory for the logits")
-        memory.callback(lib.ggml_backend_buffer_free, buffer)
-        if rows:  # the rows that the model would select are the first ones here
-            first_rows = np.arange(self._n, dtype=np.int32)
-            lib.ggml_backend_tensor_set(clones[rows], first_rows.ctypes.data, 0, first_rows.nbytes)
-        self._graph = lib.ggml_new_graph(self._ctx)
-        lib.ggml_build_forward_expand(self._graph, self._output)
 
     def _clone(self, of: Tensor, clones: dict[int, int], is_leaf: bool = False) -> int:
         """A tensor that is computed as `of` is, from the clones of its sources."""

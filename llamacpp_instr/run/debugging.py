@@ -281,10 +281,10 @@ def debug_model_on_page(
             shared.start({}, breakpoints)
             server.run(lambda: show(server.address))
         finally:
-            shared.close()
-    for line in shared.lines:
+            shared.adapter.close()
+    for line in shared.state["lines"]:
         notice(line)
-    return shared.exit_code or 0
+    return int(shared.state["exitCode"])
 
 
 def debug_program_on_page(
@@ -323,7 +323,7 @@ def debug_program_on_page(
             thread.join()
         finally:
             program.end()
-            shared.close()
+            shared.adapter.close()
             if thread.is_alive():
                 server.stop()
                 thread.join()

@@ -213,14 +213,12 @@ if spec and spec.origin:
 
 def check_library(program: str, arguments: Sequence[str]) -> None:
     """Raise `NativeError` if `program` is a Python that would load an unpatched library."""
-    path = Path(program)
-    if re.fullmatch(r"python[\d.]*", path.name):
-        interpreter, (options, first) = program, _search_path(arguments)
-    else:
-        named = _named_interpreter(path)
-        if named is None:
+    interpreter = program
+    if not re.fullmatch(r"python[\d.]*", Path(program).name):
+        interpreter, arguments = _named_interpreter(Path(program)), [program]
+        if not interpreter:
             return
-        interpreter, (options, first) = named, _search_path([program])
+    options, first = _search_path(arguments)
     try:
         probe = subprocess.run(
             [interpreter, *options, "-c", _PROBE, first],
@@ -228,13 +226,13 @@ def check_library(program: str, arguments: Sequence[str]) -> None:
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return
-    for library in Path(probe.stdout.strip()).glob("libllama.*") if probe.stdout.strip() else ():
-        if not is_instrumented(library):
-            raise NativeError(
-                f"the llama-cpp-python that {interpreter} loads is not the patched one "
-                f"({library}); run `instr build` in its environment"
-            )
-        return
+    folder = probe.stdout.strip()
+    library = next(Path(folder).glob("libllama.*"), None) if folder else None
+    if library is not None and not is_instrumented(library):
+        raise NativeError(
+            f"the llama-cpp-python that {interpreter} loads is not the patched one "
+            f"({library}); run `instr build` in its environment"
+        )
 
 
 def is_instrumented(library: Path) -> bool:
@@ -266,9 +264,9 @@ def _search_path(arguments: Sequence[str]) -> tuple[list[str], str]:
     return options, ""
 
 
-def _named_interpreter(program: Path) -> str | None:
-    """The Python interpreter in a script's first line, or None."""
+def _named_interpreter(program: Path) -> str:
+    """The Python interpreter in a script's first line; empty if there is none."""
     with program.open("rb") as file:
         first = file.readline(512).decode(errors="replace")
     match = re.match(r"#!\s*(?:/usr/bin/env\s+)?(\S*python[\d.]*)\s*$", first)
-    return shutil.which(match[1]) if match else None
+    return (shutil.which(match[1]) if match else None) or ""

@@ -12,7 +12,7 @@ import pytest
 
 import llamacpp_instr
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.graph import make_listing
+from llamacpp_instr.debugger.graph import Listing
 from llamacpp_instr.debugger.stop import Debugging, Go, Stop
 from tests.conftest import Instr, read_events
 from tests.kit.native_kit import open_llama
@@ -243,7 +243,7 @@ def test_a_breakpoint_that_matches_no_op_names_the_nearest(
 
 def test_the_listing_has_a_line_for_every_op_that_runs(llama: Any, debugging: Debugging) -> None:
     for stop in stops_at("l_out-0 step=0", llama, debugging):
-        listing = make_listing(stop.graph)
+        listing = Listing(stop.graph)
         running = [node.index for node in stop.graph.nodes if node.runs]
         assert sorted(node.index for node in listing.nodes.values()) == running
         for line, node in listing.nodes.items():

@@ -13,6 +13,7 @@ import glob
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -149,25 +150,26 @@ class Breakpoints:
 
     def graph_is_known(self, graph: LiveGraph) -> None:
         """Verify what had to wait for a graph."""
-        for placed in [one for of_kind in self._placed.values() for one in of_kind]:
-            before = placed.verified, placed.message
+        for placed in chain.from_iterable(self._placed.values()):
             if not placed.verified:
+                before = placed.message
                 self._place(placed, graph)
-            if (placed.verified, placed.message) != before:
-                self._on_change(self._json(placed))
+                if placed.verified or placed.message != before:
+                    self._on_change(self._json(placed))
 
     def reason(self, stop: Stop) -> tuple[str, str, list[int]]:
         """Why it stopped, in the protocol's word and in a sentence, and the ids of the breakpoints;
         `step` if it was none of them."""
         hit = {point.number for point in stop.hit}
         kinds = {"line": "breakpoint", "function": "function breakpoint", "exception": "exception"}
-        reasons, ids = [], []
-        for key, placed in self._placed.items():
-            here = [one.id for one in placed if one.id in hit]
-            if here:
-                reasons.append(kinds[key.partition(" ")[0]])
-                ids += here
-        reason = reasons[0] if reasons else "breakpoint" if stop.hit else "step"
+        found = {
+            one.id: kinds[key.partition(" ")[0]]
+            for key, placed in self._placed.items()
+            for one in placed
+            if one.id in hit
+        }
+        ids = list(found)
+        reason = next(iter(found.values()), "breakpoint" if stop.hit else "step")
         if reason != "exception":
             return reason, stop.why, ids
         texts = {point.text for point in stop.hit}

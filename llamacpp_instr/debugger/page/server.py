@@ -11,7 +11,7 @@ import asyncio
 import shlex
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Annotated, Any
 
 import msgspec
@@ -60,21 +60,12 @@ class SharedRun:
         self._requests = threading.Lock()  # held by who is answered
         self._lock = threading.RLock()  # of what follows
         self._browsers: list[Send] = []
-        self._state: Json = {
+        self.state: Json = {
             "text": "", "lines": [], "stopped": None, "over": False, "exitCode": 0,
             "breakpoints": {"lines": {}, "functions": [], "filters": []},
             "changes": [], "comparison": None, "weights": has_weights,
         }  # fmt: skip
-
-    @property
-    def exit_code(self) -> int:
-        """Of the run, once it has ended."""
-        return int(self._state["exitCode"])
-
-    @property
-    def lines(self) -> list[str]:
-        """About the run, not what the model generates."""
-        return list(self._state["lines"])
+        """what a browser that joins is told; `lines` are about the run, not what it generates"""
 
     def start(self, arguments: Json, breakpoints: Sequence[str], wait: bool = True) -> None:
         """Launch the run and, to `wait`, wait until its first compute begins. Raises `UsageError`
@@ -89,15 +80,11 @@ class SharedRun:
         if self.problem:
             raise UsageError(self.problem)
 
-    def close(self) -> None:
-        """End the run, and wait until its log is whole."""
-        self.adapter.close()
-
     def join(self, browser: Send) -> None:
         """Add a browser, and tell it what has happened so far."""
         with self._lock:
             self._browsers.append(browser)
-            browser(_event("instr/state", self._state))
+            browser(_event("instr/state", self.state))
 
     def leave(self, browser: Send) -> None:
         """It gets nothing any more."""
@@ -115,7 +102,7 @@ class SharedRun:
         """Send an event of our own to every browser `but` one."""
         with self._lock:
             if name == "instr/comparison":
-                self._state["comparison"] = body
+                self.state["comparison"] = body
             for browser in self._browsers:
                 if browser is not but:
                     browser(_event(name, body))
@@ -140,7 +127,7 @@ class SharedRun:
             if answer["success"] and answer["command"] in _GOES_ON:
                 # the next stop may come at once
                 with self._lock:
-                    self._state["stopped"] = None
+                    self.state["stopped"] = None
                     self.tell("continued", {"threadId": 1}, browser)
             if browser is not None:
                 browser(msgspec.json.encode(answer))
@@ -160,7 +147,7 @@ class SharedRun:
                 browser(data)
 
     def _keep(self, event: str, body: Json) -> None:
-        state = self._state
+        state = self.state
         if event == "output" and body["category"] == "stdout":
             state["text"] = (state["text"] + body["output"])[-TEXT_KEPT:]
         elif event == "output":
@@ -178,7 +165,7 @@ class SharedRun:
         """Keep what a request has done, and tell it to the other browsers."""
         given = arguments or {}
         with self._lock:
-            known, changes = self._state["breakpoints"], self._state["changes"]
+            known, changes = self.state["breakpoints"], self.state["changes"]
             if command == "setBreakpoints":
                 reference = str(given["source"].get("sourceReference", ""))
                 known["lines"][reference] = given.get("breakpoints", [])
@@ -332,22 +319,18 @@ class DebugServer(LoopbackServer):
             *page_routes("llamacpp_instr.debugger.page"),
             WebSocketRoute("/dap", self._talk),
         ]
-        tensors = self._tensors
-        if tensors is None:
+        with ExitStack() as stack:
+            if tensors := self._tensors:
+                stack.callback(tensors.stop)
+                begin = Route("/begin", self._begin, methods=["POST"])
+                own.append(Mount("/weights", routes=[*weight_routes(tensors), begin]))
             self.serve(own, started)
-            return
 
-        async def begin(_request: Request) -> Response:
-            """Measures the weights when their tab is first opened: the model is running."""
-            tensors.start()
-            return Response(status_code=204)
-
-        routes = [*weight_routes(tensors), Route("/begin", begin, methods=["POST"])]
-        own.append(Mount("/weights", routes=routes))
-        try:
-            self.serve(own, started)
-        finally:
-            tensors.stop()
+    async def _begin(self, _request: Request) -> Response:
+        """Measures the weights when their tab is first opened: the model is running."""
+        assert self._tensors
+        self._tensors.start()
+        return Response(status_code=204)
 
     async def _talk(self, browser: WebSocket) -> None:
         await browser.accept()
