@@ -89,49 +89,43 @@ _OPTION = re.compile(r"(?<![\w-])--?([a-z]+)((?:-[a-z]+)*)")
 _EDITORS_OWN = ("type", "name", "request", "program", "cwd", "env", "args", "console")
 
 
-class Launched:
-    """A run that a debug adapter launches, which was checked and has not begun. After changes it
-    runs again without them."""
+def checked_run(
+    options: RunOptions,
+    adapter: Adapter,
+    compared: Callable[[Compared], None],
+    stop_on_entry: bool = False,
+    no_debug: bool = False,
+) -> Program:
+    """A run that a debug adapter launches. After changes it runs again without them, and `compared`
+    gets the comparison. Raises `UsageError` for what the command line refuses."""
+    options.check()
+    assert options.log is not None
+    load_model_file(options.model).check_has_weights()
+    check_log_path(options.log, options.force, '"force": true')
+    interrupt = Interrupt()
 
-    def __init__(
-        self,
-        options: RunOptions,
-        adapter: Adapter,
-        stop_on_entry: bool = False,
-        no_debug: bool = False,
-        compared: Callable[[Compared], None] | None = None,
-    ) -> None:
-        """`compared` gets the comparison, by default the client as a table. Raises `UsageError` for
-        what the command line refuses."""
-        options.check()
-        assert options.log is not None
-        load_model_file(options.model).check_has_weights()
-        check_log_path(options.log, options.force, '"force": true')
-        self.options = options
-        self.stop_on_entry = stop_on_entry and not no_debug
-        """whether its first op is a stop"""
-        self._adapter, self._debugger = adapter, None if no_debug else adapter.debugger
-        self._compared = compared or (lambda found: adapter.say(as_table(*found)))
-        self._interrupt = Interrupt()
+    def run_model() -> None:
+        out = cast(BinaryIO, _TextStream(adapter.emit))
+        debugger = None if no_debug else adapter.debugger
+        found = run_and_compare(options, out, adapter.say, debugger, interrupt=interrupt)
+        if found is not None:
+            compared(found)
 
-    def run(self) -> None:
-        """Run the model to its end; its log is whole then. Raises `InstrError` if that failed,
-        `KeyboardInterrupt` after `interrupt`."""
-        out = cast(BinaryIO, _TextStream(self._adapter.emit))
-        compared = run_and_compare(
-            self.options, out, self._adapter.say, self._debugger, interrupt=self._interrupt
-        )
-        if compared is not None:
-            self._compared(compared)
-
-    def interrupt(self) -> None:
-        """End the run soon; called by another thread."""
-        self._interrupt.request()
+    return Program(stop_on_entry and not no_debug, run_model, interrupt.request)
 
 
-def launch(model: str | None, prompt: str | None, arguments: Json, adapter: Adapter) -> Launched:
-    """The run that a launch configuration describes; `model` and `prompt` are those of the command
-    line, for one without.
+def launch(model: str | None, prompt: str | None, arguments: Json, adapter: Adapter) -> Program:
+    """The run that `configured` describes; a comparison is a table for the client."""
+    wanted, options = configured(model, prompt, arguments)
+
+    def compared(found: Compared) -> None:
+        adapter.say(as_table(*found))
+
+    return checked_run(options, adapter, compared, wanted.stop_on_entry, wanted.no_debug)
+
+
+def configured(model: str | None, prompt: str | None, arguments: Json) -> tuple[Launch, RunOptions]:
+    """A launch configuration; `model` and `prompt` are those of the command line, for one without.
 
     Editors add keys of their own, which are ignored, but a key that looks like one of ours is
     refused. Raises `UsageError` for that, and for what the command line refuses.
@@ -151,15 +145,11 @@ def launch(model: str | None, prompt: str | None, arguments: Json, adapter: Adap
         model=wanted.model or model or "",
         prompts=[prompt],
         log=Path(wanted.log) if wanted.log else default_log(wanted.force, DEBUG_LOG),
-        n=wanted.n,
-        level=wanted.level,
         sampling=msgspec.convert(wanted, Sampling, from_attributes=True).with_seed(),
         context=msgspec.convert(wanted, ContextOptions, from_attributes=True),
-        mmap=wanted.mmap,
-        chat=wanted.chat,
-        force=wanted.force,
+        **{name: getattr(wanted, name) for name in ("n", "level", "mmap", "chat", "force")},
     )
-    return Launched(options, adapter, wanted.stop_on_entry, wanted.no_debug)
+    return wanted, options
 
 
 def in_keys(text: str) -> str:
@@ -273,7 +263,7 @@ def debug_model_on_page(
         def tell(found: Compared) -> None:
             shared.tell("instr/comparison", as_json(*found))
 
-        return Launched(options, adapter, stop_on_entry=not breakpoints, compared=tell)
+        return checked_run(options, adapter, tell, stop_on_entry=not breakpoints)
 
     shared, server = _serving(make, breakpoints, port, options.model)
     with ends_by_signals():
@@ -300,11 +290,23 @@ def debug_program_on_page(
     cannot be run, or served."""
     command = check_program(command)
     check_log_path(log, force, "--force")
-    program = _InThisThread(stop_on_entry=not breakpoints)
+    has_ended = threading.Event()
+
+    def interrupt() -> None:
+        if not has_ended.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def end_soon() -> None:
+        """Interrupts it unless it ends by itself, because its compute was ended."""
+        timer = threading.Timer(PATIENCE_S, interrupt)
+        timer.daemon = True
+        timer.start()
+
+    # as the adapter's own thread sees it
+    program = Program(not breakpoints, has_ended.wait, interrupt)
     shared, server = _serving(lambda *_: program, breakpoints, port)
     started = threading.Event()
-
-    shared.on_quit = program.end_soon
+    shared.on_quit = end_soon
     thread = threading.Thread(target=server.run, args=(started.set,), name="page")
     with ends_by_signals():
         try:
@@ -319,10 +321,10 @@ def debug_program_on_page(
                     run_program(command)
             finally:
                 notice(f"log: {log}")
-                program.end()
+                has_ended.set()
             thread.join()
         finally:
-            program.end()
+            has_ended.set()
             shared.adapter.close()
             if thread.is_alive():
                 server.stop()
@@ -347,31 +349,6 @@ def _serving(
         tensors = Tensors((file, WeightReader(file)), None, usable_cpus())
     shared = SharedRun(make, tensors is not None)
     return shared, DebugServer(shared, port, tensors)
-
-
-class _InThisThread:
-    """A program that the main thread runs, as the adapter's own thread sees it."""
-
-    def __init__(self, stop_on_entry: bool) -> None:
-        self.stop_on_entry = stop_on_entry
-        self._ended = threading.Event()
-
-    def run(self) -> None:
-        self._ended.wait()
-
-    def end(self) -> None:
-        """It has ended."""
-        self._ended.set()
-
-    def end_soon(self) -> None:
-        """Interrupt it unless it ends by itself, because its compute was ended."""
-        timer = threading.Timer(PATIENCE_S, self.interrupt)
-        timer.daemon = True
-        timer.start()
-
-    def interrupt(self) -> None:
-        if not self._ended.is_set():
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 # --- a Python program in this process, as `python` would run it ---

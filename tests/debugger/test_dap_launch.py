@@ -10,7 +10,8 @@ import pytest
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.dap.adapter import Adapter
-from llamacpp_instr.run.debugging import Launched, in_keys, launch
+from llamacpp_instr.run.debugging import configured, in_keys, launch
+from llamacpp_instr.run.session import RunOptions
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +20,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def prepared(*named: str, **keys: Any) -> Launched:
-    """`named` are the model and the prompt of the command line."""
+def prepared(*named: str, **keys: Any) -> RunOptions:
+    """The options of a run that was launched; `named` are the model and the prompt of the command
+    line."""
     model, prompt = (*named, None)[:2] if named else ("demo", None)
-    return launch(model, prompt, keys, Adapter(print, partial(launch, model, prompt)))
+    launch(model, prompt, keys, Adapter(print, partial(launch, model, prompt)))
+    return configured(model, prompt, keys)[1]
 
 
 @pytest.mark.parametrize(
@@ -51,20 +54,20 @@ def test_a_wrong_configuration_is_one_line(keys: dict[str, Any], why: str, place
 
 
 def test_what_is_missing_comes_from_the_command_line() -> None:
-    options = prepared(prompt="a").options
+    options = prepared(prompt="a")
     assert (options.model, options.prompts) == ("demo", ["a"])
-    options = prepared("absent.gguf", "a", model="demo", prompt="b").options
+    options = prepared("absent.gguf", "a", model="demo", prompt="b")
     assert (options.model, options.prompts) == ("demo", ["b"])
 
 
 def test_keys_of_the_editor_are_ignored() -> None:
     own = {"type": "llamacpp-instr", "request": "launch", "name": "a", "__sessionId": "1"}
-    assert prepared(prompt="a", **own, presentation={"hidden": False}).options.prompts == ["a"]
+    assert prepared(prompt="a", **own, presentation={"hidden": False}).prompts == ["a"]
 
 
 def test_options_are_those_of_the_command_line() -> None:
     keys = {"temp": 0.5, "topK": 3, "seed": 1, "ctx": 64, "cacheTypeV": "q8_0", "flashAttn": "on"}
-    options = prepared(prompt="a", **keys, mmap=False, n=7).options
+    options = prepared(prompt="a", **keys, mmap=False, n=7)
     assert (options.sampling.temp, options.sampling.top_k, options.sampling.seed) == (0.5, 3, 1)
     assert (options.context.ctx, options.context.cache_type_v) == (64, "q8_0")
     assert (options.context.flash_attn, options.mmap, options.n) == ("on", False, 7)
@@ -72,7 +75,7 @@ def test_options_are_those_of_the_command_line() -> None:
 
 def test_an_existing_log_is_kept_unless_forced(place: Path) -> None:
     (place / "debug.log").write_text("mine")
-    assert prepared(prompt="a").options.log == Path("debug-2.log")
+    assert prepared(prompt="a").log == Path("debug-2.log")
     with pytest.raises(UsageError, match='use "force": true to overwrite it'):
         prepared(prompt="a", log="debug.log")
     with pytest.raises(UsageError, match="is not a log, so it is not overwritten"):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -84,18 +84,16 @@ def _arguments(request: Request, answer: Callable[..., Any]) -> Json:
     return msgspec.structs.asdict(parse(request.command, request.arguments, of_type))
 
 
-class Program(Protocol):
+class Program(NamedTuple):
     """A run that `launch` has checked."""
 
     stop_on_entry: bool
     """whether its first op is a stop"""
-
-    def run(self) -> None:
-        """Run it to its end, with the debugger. Raises `InstrError` if that failed, and
-        `KeyboardInterrupt` after `interrupt`."""
-
-    def interrupt(self) -> None:
-        """End it soon; called by another thread."""
+    run: Callable[[], object]
+    """runs it to its end, with the debugger. Raises `InstrError` if that failed, and
+    `KeyboardInterrupt` after `interrupt`"""
+    interrupt: Callable[[], None]
+    """ends it soon; called by another thread"""
 
 
 Launch = Callable[[Json, "Adapter"], Program]

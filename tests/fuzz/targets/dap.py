@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.debugger.dap.adapter import Adapter
+from llamacpp_instr.debugger.dap.adapter import Adapter, Program
 from llamacpp_instr.debugger.dap.transports import read_message, write_message
 from llamacpp_instr.debugger.stop import Debugger, Go, Stop
-from llamacpp_instr.run.debugging import Launched, launch
+from llamacpp_instr.run.debugging import launch
 from tests.fuzz.guard import check_terminal, may_refuse
 
 WHERE = "ffn_out-1"
@@ -49,7 +49,7 @@ def check_answer(message: dict[str, Any]) -> None:
         check_terminal(str({**message, **(message.get("body") or {})}.get(key, "")))
 
 
-def check_launch(arguments: dict[str, Any], adapter: Adapter) -> Launched:
+def check_launch(arguments: dict[str, Any], adapter: Adapter) -> Program:
     """Checks what is launched, and runs nothing."""
     launch("demo", "a", arguments, adapter)
     raise UsageError("the model runs already")
