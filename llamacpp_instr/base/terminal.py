@@ -140,7 +140,10 @@ def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress
     """The function to call during the work. The bar appears after two seconds and is erased. `what`
     precedes it, as in `Reading session.log`. `stream` defaults to standard error."""
     stream = stream or sys.stderr
-    if not _is_terminal(stream):
+    is_terminal = False
+    with contextlib.suppress(AttributeError, ValueError):  # a notebook or a service replaced it
+        is_terminal = stream.isatty()
+    if not is_terminal:
         yield lambda _done, _total: None
         return
     from rich.console import Console
@@ -164,11 +167,3 @@ def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress
         yield on_progress
     finally:
         bar.stop()
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    """False for a stream that a notebook or a service has closed or replaced."""
-    try:
-        return stream is not None and stream.isatty()
-    except (AttributeError, ValueError):
-        return False

@@ -100,34 +100,35 @@ class LiveGraph:
         self.addresses = [int(lib.ggml_graph_node(info.graph, i)) for i in range(n)]
         self._tensors = [tensor_at(address) for address in self.addresses]
         layers = list(info.layers[:n])
-        self._index = index = {address: i for i, address in enumerate(self.addresses)}
-        numbers: dict[int, int] = {}
-        src: list[list[int]] = []
-        for own, tensor in zip(self.addresses, self._tensors, strict=True):
-            # a cast names itself as what it copies to
-            of = [int(address) for address in tensor.src if address and address != own]
-            src.append(
-                [index[a] if a in index else -1 - numbers.setdefault(a, len(numbers)) for a in of]
-            )
-        self.leaf_addresses = list(numbers)
-        """weights, caches and inputs, in the order in which nodes name them"""
         ops = [lib.ggml_op_name(tensor.op).decode() for tensor in self._tensors]
         names = [name_of(tensor) for tensor in self._tensors]
-        leafs = [Source(name_of(tensor_at(a)), _kind(a), -1, a) for a in self.leaf_addresses]
+        self._sources = known = {
+            address: Source(name, "node", i, address)
+            for i, (address, name) in enumerate(zip(self.addresses, names, strict=True))
+        }
+        sources: list[tuple[Source, ...]] = []
+        for own, tensor in zip(self.addresses, self._tensors, strict=True):
+            # a cast names itself as what it copies to
+            read = [int(address) for address in tensor.src if address and address != own]
+            for a in read:
+                if a not in known:
+                    known[a] = Source(name_of(tensor_at(a)), _kind(a), -1, a)
+            sources.append(tuple(known[a] for a in read))
+        leafs = [source for source in known.values() if source.node < 0]
+        self.leaf_addresses = [leaf.address for leaf in leafs]
+        """weights, caches and inputs, in the order in which nodes name them"""
         self.leafs = {leaf.name: leaf.address for leaf in leafs}
         """the addresses of weights, caches and inputs by name"""
+        numbers = {leaf.address: -1 - i for i, leaf in enumerate(leafs)}
+        src = [[numbers.get(s.address, s.node) for s in of_node] for of_node in sources]
         blocks = blocks_of(ops, names, layers, src, [leaf.name for leaf in leafs])
         self.nodes: list[Node] = []
         for i, tensor in enumerate(self._tensors):
-            of_node = tuple(
-                leafs[-1 - s] if s < 0 else Source(names[s], "node", s, self.addresses[s])
-                for s in src[i]
-            )
-            read_leafs = [of.name for of in map(self._behind, of_node) if of.node < 0]
+            read_leafs = [of.name for of in map(self._behind, sources[i]) if of.node < 0]
             self.nodes.append(
                 Node(
                     i, names[i], ops[i], layers[i], blocks[i], TYPES[tensor.type].name,
-                    tensors.shape_of(tensor), of_node,
+                    tensors.shape_of(tensor), sources[i],
                     describe(ops[i], names[i], read_leafs, layers[i]),
                     op_params(ops[i], list(tensor.op_params)),
                     ops[i] not in VIEW_OPS and 0 not in list(tensor.ne),
@@ -203,13 +204,14 @@ class LiveGraph:
     def intact(self, address: int, at: int) -> bool:
         """Whether the value of a node, or of a leaf, is still in memory after node `at` ran: no
         kernel has written over it since. A node that has not run yet has none."""
-        node = self._index.get(address, -1)
+        source = self._sources.get(address)
+        node = source.node if source else -1
         if node > at:
             return False
         if node >= 0 and not self.nodes[node].runs:
             # a view shows memory of another tensor, which must be intact
-            source = self.nodes[node].sources
-            return not source or self.intact(source[0].address, at)
+            sources = self.nodes[node].sources
+            return not sources or self.intact(sources[0].address, at)
         tensor = tensor_at(address)
         begin = int(tensor.data or 0)
         begins, ends = self._written

@@ -46,7 +46,7 @@ class Breakpoint:
     held."""
 
     text: str
-    pattern: str = "*"
+    pattern: str
     op: str | None = None
     block: str | None = None
     ranges: dict[str, range] = field(default_factory=dict)
@@ -68,13 +68,10 @@ class Breakpoint:
             words = shlex.split(place)
         except ValueError as error:
             raise UsageError(f"breakpoint {text!r}: {error}") from None
-        self = cls(text.strip())
-        names = []
-        for word in words:
-            key, equals, value = word.partition("=")
-            if not equals:
-                names.append(word)
-            elif key in _RANGES:
+        names = [word for word in words if "=" not in word]
+        self = cls(text.strip(), " ".join(names) if names else "*")
+        for key, _, value in (word.partition("=") for word in words if "=" in word):
+            if key in _RANGES:
                 self.ranges[key] = _range(text, key, value)
             elif key == "op":
                 self.op = value.upper()
@@ -86,8 +83,6 @@ class Breakpoint:
                 self.from_hit = _range(text, key, value).start
             else:
                 raise UsageError(f"breakpoint {text!r}: {key!r} is none of {', '.join(_KEYS)}")
-        if names:
-            self.pattern = " ".join(names)
         if condition.strip():
             self.condition = Condition.parse(condition.strip())
         elif not words:

@@ -83,12 +83,10 @@ class Info(ctypes.Structure):
         ("graph", POINTER),
         ("layers", ctypes.POINTER(ctypes.c_int32)),
         ("wanted", ctypes.POINTER(ctypes.c_uint8)),
-        ("n_nodes", ctypes.c_int32),
-        ("n_tokens", ctypes.c_int32),
-        ("step", ctypes.c_int32),
-        ("compute", ctypes.c_int32),
-        ("graph_id", ctypes.c_int32),
-        ("encoder", ctypes.c_int32),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("n_nodes", "n_tokens", "step", "compute", "graph_id", "encoder")
+        ),
     )
 
 
