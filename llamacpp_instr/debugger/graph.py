@@ -380,10 +380,6 @@ class Listing:
     def name(self) -> str:
         return f"graph-{self.reference}"
 
-    def line_at(self, line: int) -> int | None:
-        """The first line at or after `line` that has a node, None at the end."""
-        return min((at for at in self.nodes if at >= line), default=None)
-
 
 def _statement(node: Node) -> str:
     params = [

@@ -37,9 +37,6 @@ _RANGES = ("layer", "step", "token")
 _KEYS = ("op", "block", *_RANGES, "hits")
 
 
-# --- breakpoints ---
-
-
 @dataclass
 class Breakpoint:
     """Where a compute stops. `hits` counts how often the place was reached and the condition
@@ -132,9 +129,6 @@ def _range(text: str, key: str, value: str) -> range:
         raise UsageError(f"breakpoint {text!r}: {key} is a number or a range like 3-5")
     first = int(match[1])
     return range(first, int(match[2] or first) + 1)
-
-
-# --- stops ---
 
 
 class Go(enum.Enum):

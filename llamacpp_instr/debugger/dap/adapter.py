@@ -320,7 +320,7 @@ class Adapter:
         return {"breakpoints": self._breakpoints.set_lines(source, wanted)}
 
     def do_setFunctionBreakpoints(self, breakpoints: Sequence[Wanted] = ()) -> Json:
-        return {"breakpoints": self._breakpoints.set_functions(breakpoints)}
+        return {"breakpoints": self._breakpoints.replace("function", breakpoints)}
 
     def do_setExceptionBreakpoints(self, filters: Sequence[str] = ()) -> Json:
         return {"breakpoints": self._breakpoints.set_exceptions(filters)}

@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.graph import Listing, LiveGraph
@@ -133,12 +133,8 @@ class Breakpoints:
         """Replace those of one source."""
         text = self._sources.find(source)
         key = text.name if text else source.path or source.name or str(source.source_reference)
-        moved = [replace(one, line=one.line + 1 - self.first_line) for one in wanted]
-        return self._replace(f"line {key.rpartition('/')[2]}", moved, source)
-
-    def set_functions(self, wanted: Sequence[Wanted]) -> list[Json]:
-        """Replace those that are our text, as `ffn_out-* if absmax > 60`."""
-        return self._replace("function", wanted)
+        moved = [structs.replace(one, line=one.line + 1 - self.first_line) for one in wanted]
+        return self.replace(f"line {key.rpartition('/')[2]}", moved, source)
 
     def set_exceptions(self, filters: Sequence[str]) -> list[Json]:
         """Replace the exceptions that stop: names of `FILTERS`. Raises `UsageError` for others."""
@@ -146,7 +142,7 @@ class Breakpoints:
             raise UsageError(
                 f"no exception filter {wrong[0][:60]!r}; there are {', '.join(FILTERS)}"
             )
-        return self._replace("exception", [Wanted(name=FILTERS[name][1]) for name in filters])
+        return self.replace("exception", [Wanted(name=FILTERS[name][1]) for name in filters])
 
     def graph_is_known(self, graph: LiveGraph) -> None:
         """Verify what had to wait for a graph."""
@@ -176,9 +172,10 @@ class Breakpoints:
         what = " and ".join(label for label, text, _ in FILTERS.values() if text in texts)
         return reason, f"{what} in {stop.node.name}", ids
 
-    def _replace(
+    def replace(
         self, key: str, wanted: Sequence[Wanted], source: SourceArgument | None = None
     ) -> list[Json]:
+        """Replace those of a key; of `function`, they are our text: `ffn_out-* if absmax > 60`."""
         old = self._placed.get(key, [])
         new = []
         for one in wanted:
@@ -233,7 +230,7 @@ class Breakpoints:
                 "verified when its graph is computed" if source.reference else "it lists no graph"
             )
             return None
-        line = text.line_at(wanted.line)
+        line = min((at for at in text.nodes if at >= wanted.line), default=None)
         if line is None:
             raise UsageError(f"no op is at line {wanted.line} of {text.name}, or after it")
         placed.line = line
