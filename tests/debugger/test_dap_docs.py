@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llamacpp_instr.debugger.dap.adapter import Adapter
-from llamacpp_instr.debugger.dap.variables import picture
+from llamacpp_instr.debugger.dap.variables import Variables, picture
 from llamacpp_instr.run.debugging import KEYS
 from tests.kit import dap_kit
 from tests.kit.commands_kit import one_line
@@ -51,7 +50,7 @@ def test_every_field_of_our_own_request_is_on_the_page() -> None:
     section = PAGE.partition("## One request of our own")[2]
     drawn = picture(np.zeros((2, 3), np.float32), "", 64, 256, 40)
     parts = (drawn, drawn["figures"], drawn["histogram"], drawn["heatMap"])
-    _self, *asked = signature(Adapter.do_instr_tensor).parameters
+    _self, *asked = signature(Variables.do_instr_tensor).parameters
     named = re.findall(r"`(\w+)`", section)
     fields = [*asked, *(key for part in parts for key in part)]
     assert [name for name in fields if name not in named] == []

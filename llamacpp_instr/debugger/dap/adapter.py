@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -18,19 +18,16 @@ from llamacpp_instr.debugger.commands import Commands
 from llamacpp_instr.debugger.dap.sources import (
     FILTERS,
     Breakpoints,
-    SourceArgument,
     Sources,
-    Wanted,
     source_json,
 )
-from llamacpp_instr.debugger.dap.variables import OP, Cells, Variables, picture
+from llamacpp_instr.debugger.dap.variables import OP, Variables
 from llamacpp_instr.debugger.graph import LiveGraph
 from llamacpp_instr.debugger.stop import STEPS, Debugger, Go, Stop
 
 Json = dict[str, Any]
 T = TypeVar("T")
 THREAD = 1
-MIME_TYPE = "text/x-python"  # what an editor colours a listing as: comments and names look alike
 LONGER = {
     "stepIn": {"instruction": Go.OP, "line": Go.OP, "statement": Go.OP},
     "next": {"instruction": Go.OP, "line": Go.BLOCK, "statement": Go.BLOCK},
@@ -116,15 +113,15 @@ class Adapter:
         self._lock = threading.RLock()
         self._seq = 0
         self._then: list[Callable[[], None]] = []
-        self._takes_types = self._takes_invalidated = False
-        """what the client understands"""
+        self._takes_invalidated = False
+        """whether the client understands that event"""
         self.debugger = Debugger(self.reached)
         self.debugger.on_graph = self._graph_is_known
         self.debugger.on_step = self._compute_begins
         self._sources = Sources()
         self._breakpoints = Breakpoints(self.debugger, self._sources, self._changed)
         self.commands = Commands(self.debugger, also="Other lines are names of tensors.")
-        self._variables = Variables(self.commands)
+        self._variables = Variables(self.commands, self._stopped)
         self._program: Program | None = None
         self._configured = False
         self._thread: threading.Thread | None = None
@@ -178,7 +175,7 @@ class Adapter:
             if self._quitting:
                 return Go.QUIT
             self._stop = stop
-            self._variables.stopped(stop)
+            self._variables.begin(stop)
             reason, why, ids = self._breakpoints.reason(stop)
             if not stop.hit and self._asked:
                 reason = self._asked
@@ -244,16 +241,24 @@ class Adapter:
 
     # --- requests ---
 
-    # Each is answered by the method of its name, whose parameters are the request's arguments.
+    # Each is answered by the method of its name, whose parameters are the request's arguments:
+    # here, of the listings, the breakpoints or the variables.
 
     def _answer(self, request: Request) -> Json | None:
         name = request.command
-        answer: Any = getattr(self, f"do_{name.replace('/', '_')}", None)
+        answers = (self, self._sources, self._breakpoints, self._variables)
+        found = (getattr(of, f"do_{name.replace('/', '_')}", None) for of in answers)
+        answer: Any = next(filter(None, found), None)
         if name in LONGER:
             answer = partial(self._step, STEPS | LONGER[name])
         if answer is None:
             raise UsageError(f"no request is called {name[:60]!r}")
+        changes = self.debugger.changes
         body: Json | None = answer(**_arguments(request, answer))
+        if changes != self.debugger.changes:
+            self._variables.forget_values()
+            if self._takes_invalidated:
+                self._then.append(lambda: self._event("invalidated", areas=["variables"]))
         return body
 
     def do_initialize(
@@ -263,8 +268,8 @@ class Adapter:
         supports_variable_type: bool = False,
         supports_invalidated_event: bool = False,
     ) -> Json:
-        self._takes_types = supports_variable_type
         self._takes_invalidated = supports_invalidated_event
+        self._variables.typed = supports_variable_type
         self._variables.paged = supports_variable_paging
         self._breakpoints.first_line = int(lines_start_at_1)
         self._then.append(lambda: self._event("initialized"))
@@ -312,28 +317,6 @@ class Adapter:
     def do_threads(self) -> Json:
         return {"threads": [{"id": THREAD, "name": "decode"}]}
 
-    def do_setBreakpoints(
-        self, source: SourceArgument, breakpoints: Sequence[Wanted] = (), lines: Sequence[int] = ()
-    ) -> Json:
-        """`lines` is the older form, used without `breakpoints`."""
-        wanted = breakpoints or [Wanted(line=line) for line in lines]
-        return {"breakpoints": self._breakpoints.set_lines(source, wanted)}
-
-    def do_setFunctionBreakpoints(self, breakpoints: Sequence[Wanted] = ()) -> Json:
-        return {"breakpoints": self._breakpoints.replace("function", breakpoints)}
-
-    def do_setExceptionBreakpoints(self, filters: Sequence[str] = ()) -> Json:
-        return {"breakpoints": self._breakpoints.set_exceptions(filters)}
-
-    def do_loadedSources(self) -> Json:
-        return {"sources": list(map(source_json, self._sources))}
-
-    def do_source(self, source_reference: int, source: SourceArgument | None = None) -> Json:
-        text = self._sources.find(source or SourceArgument(source_reference=source_reference))
-        if text is None:
-            raise UsageError("the listing of this graph does not exist; a compute makes it")
-        return {"content": "\n".join(text.lines) + "\n", "mimeType": MIME_TYPE}
-
     # --- requests at a stop ---
 
     def _stopped(self) -> Stop:
@@ -355,44 +338,9 @@ class Adapter:
         ]  # fmt: skip
         return {"stackFrames": frames, "totalFrames": len(self._variables.frames)}
 
-    def do_scopes(self, frame_id: int) -> Json:
-        self._stopped()
-        return {"scopes": self._variables.scopes(frame_id)}
-
-    def do_variables(
-        self,
-        variables_reference: int,
-        filter: Literal["indexed", "named"] | None = None,
-        start: int = 0,
-        count: int = 0,
-    ) -> Json:
-        self._stopped()
-        children = self._variables.children(variables_reference, filter, start, count)
-        return {"variables": list(map(self._known, children))}
-
-    def do_setVariable(self, variables_reference: int, name: str, value: str) -> Json:
-        self._stopped()
-        changed = self._variables.set(variables_reference, name, value)
-        self._values_changed()
-        return self._known(changed, "name", "evaluateName")
-
-    def _known(self, variable: Json, *without: str) -> Json:
-        """What the client takes of a variable."""
-        if not self._takes_types:
-            without += ("type",)
-        return {key: value for key, value in variable.items() if key not in without}
-
-    def _values_changed(self) -> None:
-        self._variables.forget_values()
-        if self._takes_invalidated:
-            self._then.append(lambda: self._event("invalidated", areas=["variables"]))
-
     def do_evaluate(self, expression: str, context: str | None = None) -> Json:
         if context == "repl":
-            changes = self.debugger.changes
             output = self.commands.run(expression, self._stopped)
-            if changes != self.debugger.changes:
-                self._values_changed()
             if isinstance(output, Go):
                 self._then += [
                     lambda: self._event("continued", threadId=THREAD),
@@ -401,25 +349,9 @@ class Adapter:
                 return {"result": output.value, "variablesReference": 0}
             if output is not None:
                 return {"result": printable_text(output), "variablesReference": 0}
-        self._stopped()
         found = self._variables.named(expression.strip())
         result = {"result": found["value"]}
-        return result | self._known(found, "name", "value", "evaluateName")
-
-    def do_instr_tensor(
-        self,
-        name: str | None = None,
-        slice: str = "",
-        rows: Cells = 64,
-        columns: Cells = 256,
-        bins: Cells = 40,
-    ) -> Json:
-        """Our one request beside the protocol's, with which a client draws the result of the op, or
-        the tensor called `name`; of it a `slice` as `[3, :8]`."""
-        self._stopped()
-        tensor, values = self._variables.values(name)
-        drawn = picture(values, slice, rows, columns, bins)
-        return {"name": tensor.name, "type": tensor.type, **drawn}
+        return result | self._variables.known(found, "name", "value", "evaluateName")
 
     def do_continue(self) -> Json:
         self._then.append(self._go_on(Go.ON))
@@ -434,7 +366,7 @@ class Adapter:
         """What lets the model go on; it is called when the answer is sent."""
         self._stopped()
         self._stop = None
-        self._variables.stopped(None)
+        self._variables.begin(None)
         return lambda: self._go.put(go)
 
     def do_pause(self) -> None:

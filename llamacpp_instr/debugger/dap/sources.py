@@ -30,6 +30,7 @@ FILTERS = {
     "inf": ("Infinity", "* if inf", "Stop after the first op whose result has an infinity."),
 }
 """exception filters: label, breakpoint, description"""
+MIME_TYPE = "text/x-python"  # what an editor colours a listing as: comments and names look alike
 _NAME = re.compile(r"(?:^|[/\\:])graph-(\d{1,9})$")
 
 
@@ -68,6 +69,15 @@ class Sources:
         same = self._listings.setdefault(listing.lines, listing)
         listing.reference = same.reference or len(self)
         return listing
+
+    def do_loadedSources(self) -> Json:
+        return {"sources": list(map(source_json, self))}
+
+    def do_source(self, source_reference: int, source: SourceArgument | None = None) -> Json:
+        text = self.find(source or SourceArgument(source_reference=source_reference))
+        if text is None:
+            raise UsageError("the listing of this graph does not exist; a compute makes it")
+        return {"content": "\n".join(text.lines) + "\n", "mimeType": MIME_TYPE}
 
     def find(self, source: SourceArgument) -> Listing | None:
         """The listing that a client means, if it exists."""
@@ -118,8 +128,8 @@ class Placed:
 
 
 class Breakpoints:
-    """All breakpoints of a client; `on_change` is called when one is verified or refused later. It
-    and the methods give `Breakpoint`s of the protocol."""
+    """All breakpoints of a client; `on_change` gets one that is verified or refused later, as a
+    `Breakpoint` of the protocol."""
 
     def __init__(
         self, debugger: Debugger, sources: Sources, on_change: Callable[[Json], None]
@@ -129,20 +139,27 @@ class Breakpoints:
         self.first_line = 1
         """what the client counts lines from"""
 
-    def set_lines(self, source: SourceArgument, wanted: Sequence[Wanted]) -> list[Json]:
-        """Replace those of one source."""
+    def do_setBreakpoints(
+        self, source: SourceArgument, breakpoints: Sequence[Wanted] = (), lines: Sequence[int] = ()
+    ) -> Json:
+        """`lines` is the older form, used without `breakpoints`."""
+        wanted = breakpoints or [Wanted(line=line) for line in lines]
         text = self._sources.find(source)
         key = text.name if text else source.path or source.name or str(source.source_reference)
         moved = [structs.replace(one, line=one.line + 1 - self.first_line) for one in wanted]
-        return self.replace(f"line {key.rpartition('/')[2]}", moved, source)
+        return self._replace(f"line {key.rpartition('/')[2]}", moved, source)
 
-    def set_exceptions(self, filters: Sequence[str]) -> list[Json]:
-        """Replace the exceptions that stop: names of `FILTERS`. Raises `UsageError` for others."""
+    def do_setFunctionBreakpoints(self, breakpoints: Sequence[Wanted] = ()) -> Json:
+        """Their names are our text, as `ffn_out-* if absmax > 60`."""
+        return self._replace("function", breakpoints)
+
+    def do_setExceptionBreakpoints(self, filters: Sequence[str] = ()) -> Json:
+        """`filters` are names of `FILTERS`."""
         if wrong := [name for name in filters if name not in FILTERS]:
             raise UsageError(
                 f"no exception filter {wrong[0][:60]!r}; there are {', '.join(FILTERS)}"
             )
-        return self.replace("exception", [Wanted(name=FILTERS[name][1]) for name in filters])
+        return self._replace("exception", [Wanted(name=FILTERS[name][1]) for name in filters])
 
     def graph_is_known(self, graph: LiveGraph) -> None:
         """Verify what had to wait for a graph."""
@@ -172,10 +189,9 @@ class Breakpoints:
         what = " and ".join(label for label, text, _ in FILTERS.values() if text in texts)
         return reason, f"{what} in {stop.node.name}", ids
 
-    def replace(
+    def _replace(
         self, key: str, wanted: Sequence[Wanted], source: SourceArgument | None = None
-    ) -> list[Json]:
-        """Replace those of a key; of `function`, they are our text: `ffn_out-* if absmax > 60`."""
+    ) -> Json:
         old = self._placed.get(key, [])
         new = []
         for one in wanted:
@@ -190,7 +206,7 @@ class Breakpoints:
             if gone.point is not None:
                 self._debugger.discard(gone.id)
         self._placed[key] = new
-        return list(map(self._json, new))
+        return {"breakpoints": list(map(self._json, new))}
 
     def _json(self, placed: Placed) -> Json:
         found: Json = {"id": placed.id, "verified": placed.verified}

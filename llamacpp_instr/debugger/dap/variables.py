@@ -107,34 +107,33 @@ Content = Part | tuple[Part, ...] | Callable[[], list[Json]]
 
 
 class Variables:
-    """The variables of one stop after the other. `paged` clients ask for elements by page; others
-    get more than `PAGE` of them in groups."""
+    """The variables of one stop after the other; `stopped` returns it, or raises `UsageError`.
+    `paged` clients ask for elements by page; others get more than `PAGE` of them in groups. `typed`
+    ones take the types of variables."""
 
-    def __init__(self, commands: Commands) -> None:
-        self.paged = False
-        self._commands = commands
-        self._stop: Stop | None = None
+    def __init__(self, commands: Commands, stopped: Callable[[], Stop]) -> None:
+        self.paged = self.typed = False
+        self._commands, self._stopped = commands, stopped
         self.frames: list[Frame] = []
         self._begin = 1  # the first reference of this stop
         self._contents: list[Content] = []
         self._values = lru_cache(_KEPT)(tensors.read)
 
-    def stopped(self, stop: Stop | None) -> None:
+    def begin(self, stop: Stop | None) -> None:
         """From now on everything is about `stop`, and earlier references are wrong; None if the
         compute has gone on, and nothing can be asked."""
-        self._stop, self.frames = stop, frames_of(stop) if stop is not None else []
+        self.frames = frames_of(stop) if stop is not None else []
         self._begin += len(self._contents)
         self._contents = []
         self.forget_values()
 
-    def scopes(self, number: int) -> list[Json]:
-        """`Scope`s of a frame. Raises `UsageError` if there is none with this id."""
-        if not OP <= number < OP + len(self.frames):
-            raise UsageError(f"there is no frame {number}")
-        if number != OP:
-            nodes = self.frames[number - OP].nodes
-            return [self._scope("Results", tuple(map(_whole, nodes)))]
-        node, ubatch = self._now.node, self._now.ubatch
+    def do_scopes(self, frame_id: int) -> Json:
+        node, ubatch = self._stopped().node, self._stopped().ubatch
+        if not OP <= frame_id < OP + len(self.frames):
+            raise UsageError(f"there is no frame {frame_id}")
+        if frame_id != OP:
+            nodes = self.frames[frame_id - OP].nodes
+            return {"scopes": [self._scope("Results", tuple(map(_whole, nodes)))]}
         named = {source.address: source for source in node.sources}.values()
         facts = {"purpose": node.purpose, **node.params}
         contents: dict[str, Content] = {
@@ -144,28 +143,39 @@ class Variables:
             "Op": lambda: [_plain(name, value) for name, value in facts.items()],
             "Tokens": lambda: self._tokens(ubatch),
         }
-        return [self._scope(name, content) for name, content in contents.items() if content]
+        parts = [self._scope(name, content) for name, content in contents.items() if content]
+        return {"scopes": parts}
 
-    def children(
-        self, reference: int, which: Literal["indexed", "named"] | None, start: int, count: int
-    ) -> list[Json]:
-        """`Variable`s in what a reference stands for; of elements `count` from `start` on, 0 for
-        all. Raises `UsageError` for a reference that is not valid, and for values that cannot be
-        read."""
-        content = self._content(reference)
-        if not isinstance(content, Part):
-            return list(map(self._of_tensor, content)) if isinstance(content, tuple) else content()
+    def do_variables(
+        self,
+        variables_reference: int,
+        filter: Literal["indexed", "named"] | None = None,
+        start: int = 0,
+        count: int = 0,
+    ) -> Json:
+        """Of elements `count` from `start` on, 0 for all."""
+        content = self._content(variables_reference)
         found: list[Json] = []
-        if content.has_figures and which != "indexed":
-            found += self._figures(content)
-        if which != "named":
-            found += self._indexed(content, max(start, 0), count)
-        return found
+        if isinstance(content, tuple):
+            found = list(map(self._of_tensor, content))
+        elif not isinstance(content, Part):
+            found = content()
+        else:
+            if content.has_figures and filter != "indexed":
+                found += self._figures(content)
+            if filter != "named":
+                found += self._indexed(content, max(start, 0), count)
+        return {"variables": list(map(self.known, found))}
 
-    def set(self, reference: int, name: str, value: str) -> Json:
-        """Set an element, or all elements of a row or a tensor, to a number; returns the variable
-        as it is then. Raises `UsageError`."""
-        content = self._content(reference)
+    def known(self, variable: Json, *without: str) -> Json:
+        """What the client takes of a variable."""
+        if not self.typed:
+            without += ("type",)
+        return {key: value for key, value in variable.items() if key not in without}
+
+    def do_setVariable(self, variables_reference: int, name: str, value: str) -> Json:
+        """Sets an element, or all elements of a row or a tensor, to a number."""
+        content = self._content(variables_reference)
         if isinstance(content, Part):
             match = re.fullmatch(r"\[(\d{1,18})\]", name)
             if not match or int(match[1]) not in content.rows:
@@ -178,9 +188,9 @@ class Variables:
                 raise UsageError(f"{name[:60]!r} cannot be set: not a tensor in memory")
             part = found[-1]
         number = _number(value, self._read(part).dtype)
-        self._commands.apply(self._now, set_to(number), part.name, part.index, part.address)
+        self._commands.apply(self._stopped(), set_to(number), part.name, part.index, part.address)
         self.forget_values()
-        return self._variable(part, "")
+        return self.known(self._variable(part, ""), "name")
 
     def forget_values(self) -> None:
         """Read values again: some have changed, and other tensors may be views of those."""
@@ -201,8 +211,22 @@ class Variables:
     def values(self, name: str | None) -> tuple[Part, Array]:
         """The result of the op, or the tensor called `name`, and its values. Raises `UsageError`
         if they are not at hand."""
-        tensor = Part(name or self._now.node.name, self._now.address(name))
+        tensor = Part(name or self._stopped().node.name, self._stopped().address(name))
         return tensor, self._read(tensor)
+
+    def do_instr_tensor(
+        self,
+        name: str | None = None,
+        slice: str = "",
+        rows: Cells = 64,
+        columns: Cells = 256,
+        bins: Cells = 40,
+    ) -> Json:
+        """Our one request beside the protocol's, with which a client draws the result of the op, or
+        the tensor called `name`; of it a `slice` as `[3, :8]`."""
+        tensor, values = self.values(name)
+        drawn = picture(values, slice, rows, columns, bins)
+        return {"name": tensor.name, "type": tensor.type, **drawn}
 
     # --- what is shown ---
 
@@ -212,13 +236,8 @@ class Variables:
             return scope | self._into(content)
         return scope | {"variablesReference": self._add(content)}
 
-    @property
-    def _now(self) -> Stop:
-        assert self._stop is not None
-        return self._stop
-
     def _intact(self, tensor: Part) -> bool:
-        return self._now.graph.intact(tensor.address, self._now.node.index)
+        return self._stopped().graph.intact(tensor.address, self._stopped().node.index)
 
     def _of_tensor(self, tensor: Part) -> Json:
         if not self._intact(tensor):
@@ -230,7 +249,7 @@ class Variables:
     def _name(self, tensor: Part) -> str:
         """What `named` knows the tensor by; empty if its name is that of another one, too."""
         try:
-            return tensor.name if self._now.address(tensor.name) == tensor.address else ""
+            return tensor.name if self._stopped().address(tensor.name) == tensor.address else ""
         except UsageError:
             return ""
 
@@ -293,6 +312,7 @@ class Variables:
         return self._begin + len(self._contents) - 1
 
     def _content(self, reference: int) -> Content:
+        self._stopped()
         at = reference - self._begin
         if not 0 <= at < len(self._contents):
             raise UsageError(f"variables {reference} are not those of this stop")
