@@ -2,8 +2,7 @@
 
 Requests are lines of JSON on its standard input, answers are lines of JSON on its standard output;
 what libraries print goes to its standard error. Invariant: nothing that happens to the child ends
-this process. When the child's standard input ends, for whatever reason, the child ends immediately
-and removes what is unfinished.
+this process. When its standard input ends, the child removes what is unfinished, and ends at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Patterns that choose names: globs, or regular expressions after `re:`.
 
-Python's `re` and the recorder's and the quantizer's `std::regex` read the expressions that this
-module makes in the same way.
+Python's `re` and the `std::regex` of recorder and quantizer read what is made here in the same way.
 """
 
 from __future__ import annotations

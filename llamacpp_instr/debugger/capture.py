@@ -51,8 +51,7 @@ def matching(graph: LiveGraph, pattern: str) -> list[Node]:
 
 
 class ByToken(OfGraph):
-    """The nodes of a pattern, each with a row for each token, of every compute; what follows are
-    followers of a `Debugger`."""
+    """A follower of the nodes of a pattern, each with a row for each token, in every compute."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -76,8 +75,7 @@ class ByToken(OfGraph):
 
 
 class CollectedLogits:
-    """Keeps the last row of what each compute gives, from which a token is sampled; a witness of a
-    `Debugger`."""
+    """A witness that keeps the last row of what each compute gives: a token is sampled from it."""
 
     def __init__(self) -> None:
         self.rows: list[Array] = []
@@ -110,8 +108,7 @@ class Captured(ByToken):
 
 
 class Patch(ByToken):
-    """Puts captured values into the nodes of the same names, at the same positions; `positions`
-    limits it to some of them."""
+    """Puts captured values into nodes of the same names, at the same positions or some of them."""
 
     def __init__(
         self, captured: Captured, note: Note, positions: Container[int] | None = None
@@ -151,9 +148,8 @@ class _Compute:
 
 
 class Capture(ByToken):
-    """Writes the values to shards; `close` writes what is left. Raises `UsageError` if the
-    directory holds other files, or an older capture and `force` is not set, or if safetensors is
-    not installed."""
+    """Writes the values to shards; `close` writes what is left. Raises `UsageError` if the folder
+    has other files, or an older capture without `force`, or if safetensors is not installed."""
 
     def __init__(
         self, pattern: str, folder: Path, force: bool = False, shard_bytes: int = SHARD_BYTES

@@ -1,8 +1,7 @@
 """Changes values while a compute is stopped, and says so in the log with a note `instr.change`.
 
 A change is an `Edit` of the values of a tensor, or of a part of them. `change` makes one at a stop;
-followers of a `Debugger` make it again in every compute from then on, or take a head, a block or a
-layer out of every compute.
+followers make it again in every compute, or take a head, a block or a layer out of every compute.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def scale(factor: float) -> Edit:
 
 
 def add_noise(deviation: float, seed: int) -> Edit:
-    """Adds normal noise of this standard deviation. The same seed gives the same noise, in every
-    compute."""
+    """Adds normal noise of this standard deviation; a seed gives the same one in every compute."""
 
     def noisy(values: Array) -> Array:
         random = np.random.default_rng(seed)
@@ -127,9 +125,8 @@ def change(
     slice, also as text (`[3, :8]`); one of a single token may begin with `:` or 0 for it. `address`
     says which one, if several have the name.
 
-    It affects the ops that have not run yet. Raises `UsageError` for a weight, which is the model
-    file's memory, for integers, for a tensor that is not in memory, and for what does not fit; then
-    nothing has changed.
+    It affects the ops that have not run yet. Raises `UsageError`, and changes nothing, for a weight
+    (the model file's memory), for integers, and for what is not in memory or does not fit.
     """
     if address is None:
         address = stop.address(name)

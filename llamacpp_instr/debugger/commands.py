@@ -220,8 +220,7 @@ class Commands:
         return "\n".join(f"{share:7.2%}  {token:6}  {self.text(token)!r}" for token, share in best)
 
     def text(self, token: int) -> str:
-        """The text of a token of the context that computes; special tokens by their names, `#5`
-        without a tokenizer."""
+        """The text of a token; special tokens by their names, `#5` without a tokenizer."""
         if token not in self._texts:
             api, vocabulary = self._vocabulary()
             has_text = api.llama_vocab_type(vocabulary) != api.LLAMA_VOCAB_TYPE_NONE

@@ -346,9 +346,8 @@ _DEFAULTS = (0, "UNDEFINED", "NONE")
 
 
 class Listing:
-    """The graph as a text, the source text that an editor shows: one line for each op that runs,
-    counted from 1, under headings for layers and blocks. Views, for which no kernel runs, have no
-    line."""
+    """The graph as a text, the source text that an editor shows: one line for each op that runs
+    (views do not), counted from 1, under headings for layers and blocks."""
 
     def __init__(self, graph: LiveGraph) -> None:
         self.reference = 0

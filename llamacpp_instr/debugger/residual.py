@@ -143,8 +143,7 @@ def _between_tokens_and(graph: LiveGraph, index: int) -> list[int]:
 
 
 def _needed(graph: LiveGraph, begin: int, index: int, known: Set[int] = frozenset()) -> list[int]:
-    """The nodes after node `begin` that node `index` depends on, if those that are known are given,
-    in order; it is the last."""
+    """The nodes after `begin` that node `index`, the last of them, needs besides known ones."""
     needed = {index}
     for i in range(index, begin, -1):
         if i in needed and i not in known:
@@ -184,8 +183,7 @@ class Tail:
 
     The ops are cloned into a graph of their own, with the model's own weights where they lie, so
     what is computed is what the model computes: output norm, head, scaling and capping of any
-    architecture. Invariant: ggml ends the process on misuse, so what cannot be cloned is refused
-    before it is called.
+    architecture. Invariant: what cannot be cloned is refused: ggml ends the process on misuse.
     """
 
     def __init__(self, graph: LiveGraph, residual: Residual) -> None:
@@ -241,8 +239,7 @@ class Tail:
             """frees the graph"""
 
     def logits(self, rows: Array) -> npt.NDArray[np.float32]:
-        """(rows, vocabulary) the logits if the stream after the last layer were `rows`, of the
-        shape (rows, width)."""
+        """(rows, vocabulary) the logits if the last layer gave `rows`, (rows, width)."""
         return np.concatenate(
             [self._compute(rows[i : i + self._n]) for i in range(0, len(rows), self._n)]
         )

@@ -39,8 +39,7 @@ _KEYS = ("op", "block", *_RANGES, "hits")
 
 @dataclass
 class Breakpoint:
-    """Where a compute stops. `hits` counts how often the place was reached and the condition
-    held."""
+    """Where a compute stops; `hits` counts how often it was reached and the condition held."""
 
     text: str
     pattern: str
@@ -198,9 +197,8 @@ class Stop:
         return found
 
     def values(self, name: str | None = None) -> Array:
-        """A copy of the values of a tensor, or of the node's: float32, or integers as stored; the
-        shape is numpy's (tokens first). Raises `UsageError` as `address` does, and for weights that
-        ggml has repacked."""
+        """A copy of the values of a tensor, or of the node's, tokens first: float32, or integers as
+        stored. Raises `UsageError` as `address` does, and for weights that ggml has repacked."""
         return read(self.address(name))
 
     def by_token(self) -> tuple[Array, list[int]]:
@@ -296,8 +294,7 @@ class Debugger:
         self._callbacks = ON_COMPUTE(self._on_compute), ON_NODE(self._on_node)
 
     def __enter__(self: _Self) -> _Self:
-        """Follow the computes of this process, as long as the `with` block runs. Nothing may be
-        computed when it begins or ends."""
+        """Follow the computes of this process. When the block begins or ends, none may run."""
         ggml().llama_instr_debug(*self._callbacks)
         return self
 
@@ -529,8 +526,7 @@ def debug(
 
 
 def begin_debugged(log: Path, force: bool, force_option: str, level: str = "detailed") -> Recording:
-    """A session whose log says that a debugger may stop its computes; arguments and errors as
-    those of `begin_session`."""
+    """A session whose log says that it is debugged; arguments and errors as of `begin_session`."""
     return begin_session(
         log, level=level, stats=None, args={}, force=force, force_option=force_option,
         stop_on_nan=False, on_log_error="continue", debugged=True,

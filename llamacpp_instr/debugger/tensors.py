@@ -187,8 +187,7 @@ def read(address: int) -> Array:
 
 def write(address: int, values: npt.ArrayLike) -> None:
     """Sets all values of the tensor at `address`; `values` is broadcast to its shape. Raises
-    `UsageError` for a shape that does not fit, for a type in blocks, and for a weight, whose memory
-    is the file's."""
+    `UsageError` if that does not fit, for a type in blocks, and for a weight: the file's memory."""
     tensor = tensor_at(address)
     name, type_ = name_of(tensor), TYPES[tensor.type].name
     if is_weight(tensor):
@@ -266,8 +265,7 @@ def finite_of(values: Array) -> tuple[Array, Array]:
 
 
 def figures_of(values: Array) -> dict[str, int | float | None]:
-    """By name: `n`, the `COUNTS` and the `FIGURES` of an array, which are None without a finite
-    value."""
+    """By name: `n`, the `COUNTS` and the `FIGURES`, which are None without a finite value."""
     numbers, finite = finite_of(values)
     found: dict[str, int | float | None] = {"n": int(values.size)}
     found |= {name: int(count(numbers)) for name, count in COUNTS.items()}

@@ -184,9 +184,8 @@ def run_and_compare(
     ended: Callable[[], None] = lambda: None,
     interrupt: Interrupt | None = None,
 ) -> Compared | None:
-    """Run a model. If that reached its end and the debugger has changed values, run it again
-    without the changes, and return both continuations; `ended` is called before. Raises what `run`
-    raises."""
+    """Run a model, then call `ended`. If it reached its end and the debugger has changed values, run
+    it again without the changes, and return both continuations. Raises what `run` raises."""
     logits, unchanged = CollectedLogits(), CollectedLogits()
     if debugger is not None:
         debugger.witnesses.append(logits)
@@ -286,8 +285,7 @@ def debug_program_on_page(
     show: Callable[[str], None],
 ) -> None:
     """Run a Python program in this thread, and serve its page in another, until the program has
-    ended and the user quits, or Ctrl-C; `show` gets its address. Raises `UsageError` for what
-    cannot be run, or served."""
+    ended and the user quits, or Ctrl-C; `show` and errors are as of `debug_model_on_page`."""
     command = check_program(command)
     check_log_path(log, force, "--force")
     has_ended = threading.Event()
@@ -355,8 +353,7 @@ def _serving(
 
 
 def check_program(command: Sequence[str]) -> Sequence[str]:
-    """The command without `python`. Raises `UsageError` unless it is `APP.py …` or `-m MODULE …`
-    then."""
+    """`APP.py …` or `-m MODULE …`, without `python` before it. Raises `UsageError` for others."""
     if command and Path(command[0]).name in ("python", "python3"):
         command = command[1:]
     if not command:

@@ -143,8 +143,7 @@ def _expression(stats: str | None) -> str:
 def _run(
     program: str, command: Sequence[str], environment: dict[str, str]
 ) -> tuple[int, Path | None]:
-    """Run the program to its end; returns the status from `waitpid`, and the first libllama that
-    was seen in it."""
+    """Run the program; returns the status of `waitpid`, and the first libllama seen in it."""
     awaited = {signal.SIGCHLD, *_FORWARDED}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     library = None
@@ -174,8 +173,7 @@ def _run(
 
 
 def _wait_for_signal(awaited: set[signal.Signals], seconds: float) -> tuple[int, bool]:
-    """The next signal's number, 0 if none came in time, and whether the kernel sent it rather than
-    a process."""
+    """The next signal's number, 0 if none came in time; whether the kernel, no process, sent it."""
     if hasattr(signal, "sigtimedwait"):
         info = signal.sigtimedwait(awaited, seconds)
         return (info.si_signo, info.si_code > 0) if info else (0, True)
@@ -183,8 +181,7 @@ def _wait_for_signal(awaited: set[signal.Signals], seconds: float) -> tuple[int,
 
 
 def _find_library(pid: int) -> Path | None:
-    """The libllama that a process, or one that it started, has loaded; None without Linux's /proc,
-    and of another user's process."""
+    """The libllama that a process, or one that it started, has loaded, if /proc shows that."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
         if match := re.search(r"/(.*/)?libllama\.so[\w.]*$", maps, re.MULTILINE):

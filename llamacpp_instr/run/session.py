@@ -277,8 +277,7 @@ class _Run:
 
 @contextmanager
 def _text_written(model: LoadedModel, out: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A function that writes tokens as text as soon as their characters are complete. The end of
-    the block ends the text."""
+    """Writes tokens as text as soon as their characters are complete; the block's end ends it."""
     # bytes that cannot become a character are replaced
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

@@ -35,8 +35,7 @@ LONGER = {
 }
 """where a step ends, by request and by the protocol's granularity"""
 BY_USER = ("launch", "continue", "pause", *LONGER)
-"""requests that a user makes, so a message may pop up; an editor sends others by itself, as at each
-hover, or shows the error in place"""
+"""requests of a user: a message may pop up; editors send others themselves, as at each hover"""
 _SUPPORTED = (
     "ConfigurationDoneRequest", "FunctionBreakpoints", "ConditionalBreakpoints",
     "HitConditionalBreakpoints", "EvaluateForHovers", "SetVariable", "SteppingGranularity",
@@ -49,8 +48,7 @@ class ProtocolError(UsageError):
 
 
 def parse(request: str, arguments: Any, of_type: type[T]) -> T:
-    """`arguments` as `of_type`. Raises `UsageError`, in one line, for a missing key or a wrong
-    type."""
+    """`arguments` as `of_type`. Raises `UsageError` for a missing key or a wrong type."""
     try:
         return msgspec.convert(arguments if arguments is not None else {}, of_type)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
@@ -67,8 +65,7 @@ class Request(msgspec.Struct):
 
 
 def _arguments(request: Request, answer: Callable[..., Any]) -> Json:
-    """The request's arguments, as those of the method that answers it. Raises `UsageError` as
-    `parse` does."""
+    """The request's arguments, as those of the method that answers it. Raises as `parse` does."""
     fields: list[tuple[str, Any, Any]] = []
     for name, of in signature(answer, eval_str=True).parameters.items():
         if of.kind is Parameter.VAR_KEYWORD:
@@ -133,8 +130,8 @@ class Adapter:
         """whether the client has disconnected"""
 
     def handle(self, message: Json, reply: Callable[[Json], None] | None = None) -> None:
-        """Answer a message with `reply`, by default `send`. Raises `ProtocolError` if it is none;
-        other errors are answers."""
+        """Answer a message with `reply`, by default `send`; so are errors. Raises `ProtocolError`
+        if it is none."""
         try:
             request = msgspec.convert(message, Request)
         except msgspec.ValidationError as error:

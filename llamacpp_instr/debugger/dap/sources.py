@@ -43,8 +43,7 @@ class SourceArgument(msgspec.Struct, rename="camel"):
 
     @property
     def reference(self) -> int:
-        """That of one of our texts, perhaps one that does not exist yet, by the last part of its
-        path; 0 for a file of the client."""
+        """That of one of our texts, which may come later, by its path; 0 for the client's files."""
         match = _NAME.search(self.path or self.name or "")
         return self.source_reference or (int(match[1]) if match else 0)
 
@@ -171,8 +170,7 @@ class Breakpoints:
                     self._on_change(self._json(placed))
 
     def reason(self, stop: Stop) -> tuple[str, str, list[int]]:
-        """Why it stopped, in the protocol's word and in a sentence, and the ids of the breakpoints;
-        `step` if it was none of them."""
+        """Why it stopped, in the protocol's word and a sentence, and the ids of the breakpoints."""
         hit = {point.number for point in stop.hit}
         kinds = {"line": "breakpoint", "function": "function breakpoint", "exception": "exception"}
         found = {

@@ -4,8 +4,7 @@ machine's own user.
 Invariant: with standard output nothing but messages leaves through it, whatever else this process,
 or a library, prints. TCP is served on the loopback interface only. A client that does not read
 never holds the run: messages wait for it in a thread of their own. What is read is bounded, and is
-either a whole message or a `ProtocolError`. A request of a browser is not a message: its first line
-is not one of our headers.
+a whole message or a `ProtocolError`, as a browser's request: its first line is no header of ours.
 """
 
 from __future__ import annotations

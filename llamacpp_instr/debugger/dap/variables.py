@@ -2,8 +2,7 @@
 tensors, their rows and elements, page by page.
 
 A reference is valid until the compute goes on, and is never used again. A tensor's values are read
-when a client first asks for what is in it. Rows are the tensor's outermost dimension in numpy's
-order, tokens first.
+when a client asks for what is in it. Rows are its outermost dimension in numpy's order, the tokens.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ def frames_of(stop: Stop) -> list[Frame]:
 
 @dataclass(frozen=True)
 class Part:
-    """What lies at `index` of the tensor at `address`, which is valid while the compute is
-    stopped."""
+    """What lies at `index` of the tensor at `address`; valid while the compute is stopped."""
 
     name: str
     address: int
@@ -107,9 +105,8 @@ Content = Part | tuple[Part, ...] | Callable[[], list[Json]]
 
 
 class Variables:
-    """The variables of one stop after the other; `stopped` returns it, or raises `UsageError`.
-    `paged` clients ask for elements by page; others get more than `PAGE` of them in groups. `typed`
-    ones take the types of variables."""
+    """The variables of one stop after the other; `stopped` returns it, or raises `UsageError`. A
+    `paged` client asks for elements by page, others get groups of `PAGE`; a `typed` takes types."""
 
     def __init__(self, commands: Commands, stopped: Callable[[], Stop]) -> None:
         self.paged = self.typed = False
@@ -351,10 +348,9 @@ def _plain(name: str, value: object, type_: str = "") -> Json:
 
 
 def picture(values: Array, part: str, rows: int, columns: int, bins: int) -> Json:
-    """Figures, histogram and heat map of a part of a tensor's values.
-    `heatMap.cells` has a list for each row of cells; a cell is the value furthest from zero, null
-    for NaN and infinity. Edges are numbers of rows and columns of the matrix, or values. Raises
-    `UsageError` for a wrong slice."""
+    """Figures, histogram and heat map of a part of a tensor's values. `heatMap.cells` has a list
+    for each row of cells; a cell is the value furthest from zero, null for NaN and infinity. Edges
+    are numbers of rows and columns, or values. Raises `UsageError` for a wrong slice."""
     values = np.atleast_1d(values[tensors.parse_slice(part, values.shape)])
     counts, edges = tensors.histogram(values, bins)
     cells, down, across = (of.tolist() for of in tensors.heat_map(values, rows, columns))

@@ -1,8 +1,7 @@
 """Serves the debugger's page, and the protocol over its WebSocket, to any number of browsers.
 
 Invariant: both lie under the random name of `serving`, which checks Host and Origin. A browser that
-comes, or comes back, first gets `instr/state`, which sums up the events so far; so a page that is
-loaded again shows the same stop.
+comes, or comes back, first gets `instr/state`, the sum of the events so far, and shows that stop.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ Send = Callable[[bytes], None]
 
 
 class SharedRun:
-    """One debugged run for all browsers, and its adapter's client: an answer goes to who asked, an
-    event to all."""
+    """A debugged run for all browsers: an answer goes to who asked, an event to all."""
 
     def __init__(self, launch: Launch, has_weights: bool = False) -> None:
         self.adapter = PageAdapter(self._send, launch)
@@ -284,9 +282,8 @@ class PageAdapter(Adapter):
 
 
 def _cache_writes(graph: LiveGraph) -> dict[int, tuple[int, int]]:
-    """By layer: the number of the cache that its keys go into, and the address of the tensor that
-    has the cell of each token. Caches with several streams are left out: their cells are not
-    those of a row of attention."""
+    """By layer: the number of the cache of its keys, and the address of the tensor with the cell of
+    each token. Caches with several streams have other cells than a row of attention: left out."""
     found: dict[int, tuple[int, int]] = {}
     numbers: dict[int, int] = {}
     for node in graph.nodes:
@@ -303,8 +300,7 @@ def _cache_writes(graph: LiveGraph) -> dict[int, tuple[int, int]]:
 
 
 class DebugServer(LoopbackServer):
-    """A server of `shared`, bound to a port of the loopback interface; 0 takes a free one. Raises
-    UsageError if the port is taken."""
+    """A server of `shared`; the rest is as of `LoopbackServer`."""
 
     def __init__(self, shared: SharedRun, port: int = 0, tensors: Tensors | None = None) -> None:
         super().__init__(port)
@@ -313,8 +309,7 @@ class DebugServer(LoopbackServer):
         """the weights of the tab"""
 
     def run(self, started: Callable[[], None]) -> None:
-        """Serve until a browser ends the session, Ctrl-C or SIGTERM; `started` is called once it
-        answers."""
+        """Serve until a browser ends the session, Ctrl-C or SIGTERM; `started` is as of `serve`."""
         own: list[BaseRoute] = [
             *page_routes("llamacpp_instr.debugger.page"),
             WebSocketRoute("/dap", self._talk),
