@@ -1,11 +1,4 @@
-"""The errors raised on purpose. Only `cli` turns them into a line and an exit status.
-
-InstrError              status 1: something failed, and the message says what the user can do
- +- UsageError          status 2: a wrong input: an argument, a model, a path
- |   +- LogError        status 2: a log that cannot be read; has the file and the line
- +- BuildError          status 1: the patched library could not be built
- +- NativeError         status 2: the patched library is missing, or has an unexpected version
-"""
+"""The errors raised on purpose. Only `cli` turns them into a line and an exit status."""
 
 from __future__ import annotations
 
@@ -19,7 +12,7 @@ class InstrError(Exception):
 
 
 class UsageError(InstrError):
-    """The caller passed a wrong input."""
+    """The caller passed a wrong input: an argument, a model, a path."""
 
     exit_code = 2
 

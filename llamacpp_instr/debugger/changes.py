@@ -7,9 +7,8 @@ followers make it again in every compute, or take a head, a block or a layer out
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +29,7 @@ Note = Callable[[str, Any], None]
 """writes a note into the log: `Recording.note`"""
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """What a change does to values."""
 
     what: str

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -328,8 +328,7 @@ def _device_of_weights(nodes: Sequence[Node]) -> int:
     return next(iter(devices), cpu)
 
 
-@dataclass(frozen=True)
-class Guess:
+class Guess(NamedTuple):
     """What the model would say after a layer, about the token that follows one of the ubatch."""
 
     layer: int

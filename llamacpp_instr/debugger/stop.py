@@ -400,9 +400,7 @@ class Debugger:
         seen = [node.index for node in later if any(p.matches(node) for p in self._active)]
         for _, nodes in (*self._followed, *self._witnessed):
             seen += nodes
-        for index in (*seen, self._target):
-            if index > at:
-                wanted[index] = 1
+        wanted[[index for index in (*seen, self._target) if index > at]] = 1
 
     def _end_of(self, graph: LiveGraph, at: int) -> int:
         """The node where a single step ends, -1 if none does in this compute."""

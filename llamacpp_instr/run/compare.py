@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.base.output import check_not_input, check_output
@@ -42,8 +43,7 @@ PREFILL = 512
 """tokens of the prefill that is measured if no prompt is given"""
 
 
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """A model and the logs of its sessions."""
 
     name: str

@@ -13,11 +13,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import starmap, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -184,8 +184,8 @@ def run_and_compare(
     ended: Callable[[], None] = lambda: None,
     interrupt: Interrupt | None = None,
 ) -> Compared | None:
-    """Run a model, then call `ended`. If it reached its end and the debugger has changed values, run
-    it again without the changes, and return both continuations. Raises what `run` raises."""
+    """Run a model, then call `ended`. If it reached its end and values were changed, run it again
+    without the changes, and return both continuations. Raises what `run` raises."""
     logits, unchanged = CollectedLogits(), CollectedLogits()
     if debugger is not None:
         debugger.witnesses.append(logits)
@@ -267,7 +267,7 @@ def debug_model_on_page(
     shared, server = _serving(make, breakpoints, port, options.model)
     with ends_by_signals():
         try:
-            shared.start({}, breakpoints)
+            shared.start(breakpoints)
             server.run(lambda: show(server.address))
         finally:
             shared.adapter.close()
@@ -311,7 +311,7 @@ def debug_program_on_page(
             session = begin_debugged(log, force, "--force")
             thread.start()
             started.wait()
-            shared.start({}, breakpoints, wait=False)
+            shared.start(breakpoints, wait=False)
             show(server.address)
             debugger = shared.adapter.debugger
             try:
@@ -386,8 +386,7 @@ def run_program(command: Sequence[str]) -> None:
 # --- a changed run beside the unchanged one ---
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Continuation(NamedTuple):
     """What a run generated, and from which logits."""
 
     tokens: Sequence[int]
@@ -395,8 +394,7 @@ class Continuation:
     """(tokens, vocabulary) row i: what token i was chosen from"""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One generated token of both runs; None where a run had ended. It has figures if both had
     generated the same tokens so far: then their logits answer the same question."""
 
@@ -419,7 +417,7 @@ def compare(before: Continuation, after: Continuation) -> list[Step]:
     steps = list(starmap(Step, zip_longest(before.tokens, after.tokens)))
     for i, (step, p, q) in enumerate(zip(steps, before.logits, after.logits, strict=False)):
         largest = float(np.abs(p.astype(np.float64) - q).max())
-        steps[i] = replace(step, divergence=divergence(p, q), largest=largest)
+        steps[i] = step._replace(divergence=divergence(p, q), largest=largest)
         if step.before != step.after:
             break
     return steps

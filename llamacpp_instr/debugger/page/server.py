@@ -65,11 +65,11 @@ class SharedRun:
         }  # fmt: skip
         """what a browser that joins is told; `lines` are about the run, not what it generates"""
 
-    def start(self, arguments: Json, breakpoints: Sequence[str], wait: bool = True) -> None:
+    def start(self, breakpoints: Sequence[str], wait: bool = True) -> None:
         """Launch the run and, to `wait`, wait until its first compute begins. Raises `UsageError`
         if it is refused, or ends before."""
         self._ask("initialize", {"supportsVariablePaging": True})
-        self._ask("launch", arguments)
+        self._ask("launch", {})
         wanted = [{"name": text} for text in breakpoints]
         self._ask("setFunctionBreakpoints", {"breakpoints": wanted})
         self._ask("configurationDone", {})
