@@ -9,7 +9,7 @@ in ggml/src/ggml-cpu/ops.cpp).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,7 @@ from llamacpp_instr.log.graph.ops import VIEW_OPS
 from llamacpp_instr.model.types import TYPES
 
 
-@dataclass(frozen=True)
-class AttentionWeights:
+class AttentionWeights(NamedTuple):
     """The attention of one layer; each row sums to 1, less what a sink of the head takes."""
 
     layer: int
@@ -98,16 +97,15 @@ def flash_attention(
     shared = heads // keys.shape[1]
     weights = np.empty((streams, heads, tokens, keys.shape[2]))
     slopes = alibi_slopes(heads, max_bias)
-    for stream in range(streams):
-        for head in range(heads):
-            key = keys[stream * keys.shape[0] // streams, head // shared].astype(np.float64)
-            logits = queries[stream, head].astype(np.float64) @ key.T * scale
-            if softcap:
-                logits = softcap * np.tanh(logits / softcap)
-            if mask is not None:
-                of_stream = mask[stream % mask.shape[0]]
-                logits += slopes[head] * of_stream[head % mask.shape[1], :tokens].astype(np.float64)
-            weights[stream, head] = _soft_max(logits, None if sinks is None else float(sinks[head]))
+    for stream, head in np.ndindex(streams, heads):
+        key = keys[stream * keys.shape[0] // streams, head // shared].astype(np.float64)
+        logits = queries[stream, head].astype(np.float64) @ key.T * scale
+        if softcap:
+            logits = softcap * np.tanh(logits / softcap)
+        if mask is not None:
+            added = mask[stream % mask.shape[0], head % mask.shape[1], :tokens]
+            logits += slopes[head] * added.astype(np.float64)
+        weights[stream, head] = _soft_max(logits, None if sinks is None else float(sinks[head]))
     return weights
 
 

@@ -22,8 +22,7 @@ from llamacpp_instr.log.graph.words import describe
 from llamacpp_instr.model.types import TYPES
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A tensor that a node reads."""
 
     name: str
@@ -70,8 +69,7 @@ class Node:
         return f"{self.name} = {self.op}({', '.join(self.reads)})  {self.type} {dims}"
 
 
-@dataclass(frozen=True)
-class Ubatch:
+class Ubatch(NamedTuple):
     """Of the tokens that one compute gets. An array is None if the graph does not have it."""
 
     n_tokens: int

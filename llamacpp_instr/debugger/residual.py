@@ -12,7 +12,6 @@ import ctypes
 from collections.abc import Collection, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -33,8 +32,7 @@ _HEADS = ("output.weight", "token_embd.weight")
 Part = Literal["attention", "feed-forward"]
 
 
-@dataclass(frozen=True)
-class Residual:
+class Residual(NamedTuple):
     """The residual stream of one graph."""
 
     begin: Node

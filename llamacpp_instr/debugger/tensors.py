@@ -16,8 +16,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -281,8 +280,7 @@ _COMPARE = {
 _TERM = re.compile(r"(\w+)(?:\s*(<=|>=|==|!=|<|>)\s*([-+.\w]+))?$")
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(NamedTuple):
     """Comparisons of figures of a tensor's values, joined by `or` and `and` (which binds more)."""
 
     text: str

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -48,29 +48,19 @@ class SourceArgument(msgspec.Struct, rename="camel"):
         return self.source_reference or (int(match[1]) if match else 0)
 
 
-class Sources:
-    """All listings of a session."""
-
-    def __init__(self) -> None:
-        self._listings: dict[tuple[str, ...], Listing] = {}
-        """the first one with these lines, in the order of the references"""
-
-    def __len__(self) -> int:
-        return len(self._listings)
-
-    def __iter__(self) -> Iterator[Listing]:
-        return iter(self._listings.values())
+class Sources(dict[tuple[str, ...], Listing]):
+    """The listings of a session: the first one with these lines, in the order of references."""
 
     def of(self, graph: LiveGraph) -> Listing:
         """The listing of a graph, of its own nodes: another one with the same lines may have other
         views between them. It has a new reference, if no graph had the same lines."""
         listing = graph.listing
-        same = self._listings.setdefault(listing.lines, listing)
+        same = self.setdefault(listing.lines, listing)
         listing.reference = same.reference or len(self)
         return listing
 
     def do_loadedSources(self) -> Json:
-        return {"sources": list(map(source_json, self))}
+        return {"sources": list(map(source_json, self.values()))}
 
     def do_source(self, source_reference: int, source: SourceArgument | None = None) -> Json:
         text = self.find(source or SourceArgument(source_reference=source_reference))
@@ -81,7 +71,7 @@ class Sources:
     def find(self, source: SourceArgument) -> Listing | None:
         """The listing that a client means, if it exists."""
         number = source.reference
-        return [*self][number - 1] if 1 <= number <= len(self) else None
+        return [*self.values()][number - 1] if 1 <= number <= len(self) else None
 
 
 def source_json(listing: Listing) -> Json:
