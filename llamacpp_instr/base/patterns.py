@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import accumulate
 
 from llamacpp_instr.base.errors import UsageError
 
@@ -45,10 +46,8 @@ def check_pattern(option: str, pattern: str) -> None:
         )
     if "\0" in pattern or re.search("[\ud800-\udfff]", pattern):
         raise UsageError(f"{option}: the pattern contains a NUL or bytes that are not UTF-8")
-    depth = deepest = 0
-    for bracket in re.findall(r"[()]", pattern):
-        depth += 1 if bracket == "(" else -1
-        deepest = max(deepest, depth)
+    steps = (1 if bracket == "(" else -1 for bracket in re.findall(r"[()]", pattern))
+    deepest = max(accumulate(steps, initial=0))
     if deepest > MAX_NESTING:
         raise UsageError(
             f"{option}: the pattern nests {deepest} parentheses, more than {MAX_NESTING}"

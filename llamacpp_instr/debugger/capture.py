@@ -135,8 +135,8 @@ class Patch(ByToken):
             values[i] = row
         at = [positions[i] for i in known]
         where = f"position {at[0]}" if len(at) == 1 else f"positions {min(at)} to {max(at)}"
-        origin = f"the captured run at {where}"
-        change(stop, replace(values.reshape(stop.node.shape), origin), self._note)
+        edit = replace(values.reshape(stop.node.shape), f"the captured run at {where}")
+        change(stop, edit, self._note)
 
 
 @dataclass

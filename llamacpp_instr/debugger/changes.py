@@ -200,15 +200,14 @@ def ablate_block(layer: int, part: Part, note: Note) -> Repeated:
 def ablate_head(layer: int, head: int, note: Note) -> Repeated:
     """What a head of a layer's attention gives to the output projection becomes zero. It raises
     `UsageError` when a graph is computed that has no such layer or head."""
-    axis = 2  # of ggml's dimensions, the heads
+    axis = 1  # of ggml's dimensions, the heads
     shape: tuple[int, ...] = ()
 
     def choose(graph: LiveGraph) -> Sequence[Node]:
         nonlocal axis, shape
         node = attention_node(graph, layer)
-        axis = 1
+        axis = 2 if node.op == "SOFT_MAX" else 1
         if node.op == "SOFT_MAX":
-            axis = 2
             node = next(
                 found for found in graph.nodes[node.index + 1 :]
                 if found.op == "MUL_MAT" and node.index in [source.node for source in found.sources]

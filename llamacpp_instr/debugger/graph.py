@@ -338,8 +338,6 @@ def _reshaped(rows: Rows, before: Sequence[int], after: Sequence[int]) -> Rows |
     return None
 
 
-# --- the graph as a text ---
-
 _DEFAULTS = (0, "UNDEFINED", "NONE")
 
 

@@ -302,11 +302,10 @@ class Debugger:
         """Raises what has ended a compute, if an error did."""
         ggml().llama_instr_debug(ON_COMPUTE(0), ON_NODE(0))
         error, self.error = self.error, None
-        if error is None:
-            return
         if isinstance(error, (InstrError, KeyboardInterrupt)):
             raise error
-        raise InstrError(f"the debugger stopped: {reason(error)}") from error
+        if error is not None:
+            raise InstrError(f"the debugger stopped: {reason(error)}") from error
 
     def add(self, text: str, *, once: bool = False) -> Breakpoint:
         """A new breakpoint, as `ffn_out-* if absmax > 60`. Raises `UsageError` if it is not

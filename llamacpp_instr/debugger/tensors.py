@@ -180,8 +180,23 @@ def read(address: int) -> Array:
     """The values of the tensor at `address`, a copy: float32 for every float and quantized type
     (F64 stays float64), integers as they are. Raises `UsageError` if its memory cannot be read:
     ggml has repacked it, or it is not allocated."""
-    tensor = tensor_at(address)
-    return _numbers(tensor, _bytes(address)).reshape(shape_of(tensor))
+    tensor, data = tensor_at(address), _bytes(address)
+    type_ = TYPES[tensor.type]
+    if type_.name in _NUMBERS:
+        values = _strided(tensor, data, type_.name)
+        if type_.name == "BF16":
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = values.astype(np.float32) if type_.name == "F16" else values.copy()
+        return values.reshape(shape_of(tensor))
+    if tensor.nb[0] != type_.block_bytes:
+        raise UsageError(f"{name_of(tensor)}: blocks of {type_} are not in order")
+    ne, nb = list(tensor.ne), list(tensor.nb)
+    rows = np.lib.stride_tricks.as_strided(
+        data, (*ne[:0:-1], type_.row_bytes(ne[0])), (*nb[:0:-1], 1), writeable=False
+    )
+    stored = np.ascontiguousarray(rows).reshape(-1)
+    return load_dequantizer().to_float(type_, stored, math.prod(ne)).reshape(shape_of(tensor))
 
 
 def write(address: int, values: npt.ArrayLike) -> None:
@@ -219,23 +234,6 @@ def _bytes(address: int) -> npt.NDArray[np.uint8]:
     data = np.empty(ggml().ggml_nbytes(address), np.uint8)
     ggml().ggml_backend_tensor_get(address, data.ctypes.data, 0, data.size)
     return data
-
-
-def _numbers(tensor: Tensor, data: npt.NDArray[np.uint8]) -> Array:
-    type_ = TYPES[tensor.type]
-    if type_.name in _NUMBERS:
-        values = _strided(tensor, data, type_.name)
-        if type_.name == "BF16":
-            return (values.astype(np.uint32) << 16).view(np.float32)
-        return values.astype(np.float32) if type_.name == "F16" else values.copy()
-    if tensor.nb[0] != type_.block_bytes:
-        raise UsageError(f"{name_of(tensor)}: blocks of {type_} are not in order")
-    ne, nb = list(tensor.ne), list(tensor.nb)
-    rows = np.lib.stride_tricks.as_strided(
-        data, (*ne[:0:-1], type_.row_bytes(ne[0])), (*nb[:0:-1], 1), writeable=False
-    )
-    stored = np.ascontiguousarray(rows).reshape(-1)
-    return load_dequantizer().to_float(type_, stored, math.prod(ne)).reshape(ne[::-1])
 
 
 def _strided(tensor: Tensor, data: npt.NDArray[np.uint8], type_: str) -> Array:

@@ -8,8 +8,8 @@ that other load on the machine and differences between processes affect all of t
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -101,32 +101,25 @@ def run_trials(
     return trials
 
 
-@contextmanager
-def trial_directory(keep: str | None) -> Iterator[Path]:
+def trial_directory(keep: str | None) -> AbstractContextManager[Path]:
     """The directory for the models and logs of --types. The logs contain the models' paths, so
     files that are kept are written to their final place."""
     if keep is None:
-        with temporary_directory("instr-compare-") as directory:
-            yield directory
-        return
+        return temporary_directory("instr-compare-")
     try:
         Path(keep).mkdir(exist_ok=True)
     except OSError as error:
         raise UsageError(f"--keep {keep}: {error.strerror}; name a directory") from None
-    yield Path(keep)
+    return nullcontext(Path(keep))
 
 
 def trial_options(prompt: str | None, n: int, threads: int | None, force: bool) -> RunOptions:
     """The settings of all trials, whose models and logs `run_trials` fills in."""
     return RunOptions(
-        "",
-        [prompt or "Once upon a time"],
-        n=n,
-        prefill=None if prompt else PREFILL,
+        "", [prompt or "Once upon a time"], n=n, prefill=None if prompt else PREFILL,
         repeat=3,  # the first is warm-up
-        context=ContextOptions(threads=threads),
-        force=force,
-    )
+        context=ContextOptions(threads=threads), force=force,
+    )  # fmt: skip
 
 
 def candidates_of_trials(trials: Sequence[Trial]) -> list[Candidate]:

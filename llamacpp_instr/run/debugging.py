@@ -28,7 +28,7 @@ from llamacpp_instr.base.system import need, temporary_directory
 from llamacpp_instr.base.terminal import notice, print_line, printable_text
 from llamacpp_instr.debugger.capture import CollectedLogits
 from llamacpp_instr.debugger.commands import Terminal
-from llamacpp_instr.debugger.dap.adapter import Adapter, Program, parse
+from llamacpp_instr.debugger.dap.adapter import Adapter, Json, Program, parse
 from llamacpp_instr.debugger.dap.transports import ends_by_signals, serve_stdio, serve_tcp
 from llamacpp_instr.debugger.residual import log_soft_max
 from llamacpp_instr.debugger.stop import Breakpoint, Debugger, Go, begin_debugged
@@ -45,7 +45,6 @@ from llamacpp_instr.run.session import RunOptions, default_log, run
 if TYPE_CHECKING:
     from llamacpp_instr.debugger.page.server import DebugServer, SharedRun
 
-Json = dict[str, Any]
 DEBUG_LOG = Path("debug.log")
 PATIENCE_S = 3.0
 """a program that goes on after its compute was ended is interrupted then"""

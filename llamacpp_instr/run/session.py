@@ -121,19 +121,13 @@ def run(
     log = options.log or default_log(options.force)
     options = replace(options, log=log)
     with _destination(log) as target, interrupt.watching(), captured(interrupt) as llama_log:
+        # enough to repeat the run, prompts included
+        args = {key: value for key, value in asdict(options).items() if value is not None}
         session = begin_session(
-            target,
-            level=options.level,
-            stats=options.stats,
-            # enough to repeat the run, prompts included
-            args={key: value for key, value in asdict(options).items() if value is not None},
-            force=options.force,
-            force_option="--force",
-            aside=True,
-            stop_on_nan=options.stop_on_nan,
-            on_log_error=options.on_log_error,
-            debugged=debugger is not None,
-        )
+            target, level=options.level, stats=options.stats, args=args, force=options.force,
+            force_option="--force", aside=True, stop_on_nan=options.stop_on_nan,
+            on_log_error=options.on_log_error, debugged=debugger is not None,
+        )  # fmt: skip
 
         def about() -> tuple[str, int]:
             if not llama_log.released:  # loading failed: the file is wrong, and leaves no log
@@ -249,10 +243,8 @@ class _Run:
             self._repeat(once)
 
     def embed(self) -> None:
-        longest = max(len(prompt) for prompt in self.prompts)
-        with ModelContext(
-            self.model, self.options.context, embed_tokens=max(longest, 1)
-        ) as context:
+        longest = max(1, *map(len, self.prompts))
+        with ModelContext(self.model, self.options.context, embed_tokens=longest) as context:
             for prompt in self.prompts:
                 check_prompt(context, prompt)
 

@@ -20,15 +20,14 @@ import threading
 from collections.abc import Callable, Iterator
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
-from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.errors import UsageError, reason
 from llamacpp_instr.base.terminal import handled, notice
-from llamacpp_instr.debugger.dap.adapter import Adapter, ProtocolError
+from llamacpp_instr.debugger.dap.adapter import Adapter, Json, ProtocolError
 
-Json = dict[str, Any]
 MAX_HEADER = 8 << 10
 MAX_BODY = 16 << 20  # bytes
 LOOPBACK = "127.0.0.1"
@@ -118,8 +117,8 @@ def serve_tcp(make: MakeAdapter, port: int, ready: Callable[[int], None]) -> Non
         try:
             listener.bind((LOOPBACK, port))
         except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"port {port} cannot be used: {reason}; choose another") from None
+            why = reason(error)
+            raise UsageError(f"port {port} cannot be used: {why}; choose another") from None
         listener.listen()
         ready(listener.getsockname()[1])
         while True:

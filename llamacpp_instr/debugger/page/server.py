@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.debugger.attention import attention
-from llamacpp_instr.debugger.dap.adapter import Adapter, Launch, ProtocolError
+from llamacpp_instr.debugger.dap.adapter import Adapter, Json, Launch, ProtocolError
 from llamacpp_instr.debugger.dap.transports import PATIENCE_S, WAITING, decode_message
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.residual import most_probable
@@ -40,7 +40,7 @@ _DECIMALS = 6  # of a share of attention
 _CHANGES = ("set", "zero", "scale", "noise", "replace", "ablate")
 _GOES_ON = ("continue", "next", "stepIn", "stepOut")
 
-Json = dict[str, Any]
+Best = Annotated[int, msgspec.Meta(ge=1, le=20)]
 Send = Callable[[bytes], None]
 """gives a message to one browser; called from any thread, and never waits"""
 
@@ -91,10 +91,7 @@ class SharedRun:
 
     def handle(self, browser: Send, data: str) -> None:
         """Answer a message of a browser. Raises `ProtocolError` if it is none."""
-        message = decode_message(data)
-        answer = self._answer(message, browser)
-        if answer is not None and answer["success"]:
-            self._note(answer["command"], message.get("arguments"), browser)
+        self._answer(decode_message(data), browser)
 
     def tell(self, name: str, body: Json, but: Send | None = None) -> None:
         """Send an event of our own to every browser `but` one."""
@@ -114,7 +111,6 @@ class SharedRun:
         assert answer is not None
         if not answer["success"]:
             raise UsageError(answer["message"].removeprefix("launch: "))
-        self._note(command, arguments, None)
 
     def _answer(self, message: Json, browser: Send | None) -> Json | None:
         """The adapter's answer, which the browser gets before the model goes on."""
@@ -134,30 +130,30 @@ class SharedRun:
             self.on_quit()
         with self._requests:
             self.adapter.handle(message, reply)
-        return answers[0] if answers else None
+        answer = answers[0] if answers else None
+        if answer is not None and answer["success"]:
+            self._note(answer["command"], message.get("arguments"), browser)
+        return answer
 
     def _send(self, event: Json) -> None:
-        """Tell every browser what the adapter says."""
-        data = msgspec.json.encode(event)
+        """Keep what the adapter says, and tell every browser."""
+        data, state = msgspec.json.encode(event), self.state
+        name, body = event["event"], event.get("body") or {}
         with self._lock:
-            self._keep(event["event"], event.get("body") or {})
+            if name == "output" and body["category"] == "stdout":
+                state["text"] = (state["text"] + body["output"])[-TEXT_KEPT:]
+            elif name == "output":
+                state["lines"] = [*state["lines"], body["output"].rstrip("\n")][-LINES_KEPT:]
+                if body["category"] == "stderr" and not self._started.is_set():
+                    self.problem = body["output"].strip().removeprefix("Error: ")
+            elif name in ("stopped", "continued"):
+                state["stopped"] = body if name == "stopped" else None
+            elif name == "exited":
+                state |= {"over": True, "stopped": None, "exitCode": body["exitCode"]}
+            if name in ("loadedSource", "exited"):
+                self._started.set()
             for browser in self._browsers:
                 browser(data)
-
-    def _keep(self, event: str, body: Json) -> None:
-        state = self.state
-        if event == "output" and body["category"] == "stdout":
-            state["text"] = (state["text"] + body["output"])[-TEXT_KEPT:]
-        elif event == "output":
-            state["lines"] = [*state["lines"], body["output"].rstrip("\n")][-LINES_KEPT:]
-            if body["category"] == "stderr" and not self._started.is_set():
-                self.problem = body["output"].strip().removeprefix("Error: ")
-        elif event in ("stopped", "continued"):
-            state["stopped"] = body if event == "stopped" else None
-        elif event == "exited":
-            state |= {"over": True, "stopped": None, "exitCode": body["exitCode"]}
-        if event in ("loadedSource", "exited"):
-            self._started.set()
 
     def _note(self, command: str, arguments: Any, browser: Send | None) -> None:
         """Keep what a request has done, and tell it to the other browsers."""
@@ -189,14 +185,9 @@ def _first_word(text: str) -> str:
         return ""
 
 
-# --- what the page asks for beside the protocol, because a console's text cannot be drawn ---
-
-
-Best = Annotated[int, msgspec.Meta(ge=1, le=20)]
-
-
 class PageAdapter(Adapter):
-    """Answers such requests, too. It follows its debugger, to see the tokens of every compute."""
+    """Answers what the page asks for beside the protocol, because a console's text cannot be drawn.
+    It follows its debugger, to see the tokens of every compute."""
 
     def __init__(self, send: Callable[[Json], None], launch: Launch) -> None:
         super().__init__(send, launch)
@@ -294,9 +285,6 @@ def _cache_writes(graph: LiveGraph) -> dict[int, tuple[int, int]]:
             number = numbers.setdefault(cells.address, len(numbers))
             found[node.layer] = (number, cells.address)
     return found
-
-
-# --- the server ---
 
 
 class DebugServer(LoopbackServer):
