@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import ROOT, arguments
-from llamacpp_instr.converters.analyses.requests import compute_requests
+from llamacpp_instr.converters.analyses.clock import compute_requests
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.kit.native_kit import DEMO

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from llamacpp_instr.converters.analyses.compare import Candidate, Pair
+from llamacpp_instr.converters.analyses.memory import stored_in_file
 from llamacpp_instr.converters.analyses.noise import Ratio
-from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 from llamacpp_instr.lab.quality.divergence import Outputs
 from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
 from llamacpp_instr.lab.weights.figures import Sums

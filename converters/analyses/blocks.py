@@ -102,12 +102,9 @@ def histogram_report(stats: BlockStats, most: int | None = None) -> Report:
         level = _span(codes.levels[first], codes.levels[last])
         rows.append([code, level, count, count / n, count / highest])
     columns = header(
-        "Code",
-        "Level",
-        ("count", "Count"),
-        ("fraction", "Share"),
+        "Code", "Level", ("count", "Count"), ("fraction", "Share"),
         ("share", "Of the most frequent"),
-    )
+    )  # fmt: skip
     notes = ["The level is the value of the code before scaling; codes are shown as stored."]
     if together > 1:
         notes.append(f"A row has {together} consecutive codes; --json and --csv have each code.")

@@ -21,6 +21,12 @@ import numpy as np
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import first_names
 from llamacpp_instr.converters.analyses.clock import machine_notes
+from llamacpp_instr.converters.analyses.memory import (
+    StoredModel,
+    StoredTensor,
+    stored_in_log,
+    types_of,
+)
 from llamacpp_instr.converters.analyses.noise import Ratio, compare, describe
 from llamacpp_instr.converters.analyses.step_times import (
     MODEL_FACTS,
@@ -34,12 +40,6 @@ from llamacpp_instr.converters.analyses.step_times import (
     took_turns,
     unlike_notes,
     verb,
-)
-from llamacpp_instr.converters.analyses.stored_weights import (
-    StoredModel,
-    StoredTensor,
-    stored_in_log,
-    types_of,
 )
 from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.converters.analyses.weights import draw_errors, layer_names, layers_of
@@ -138,18 +138,13 @@ def _models(candidates: Sequence[Candidate]) -> Report:
     )  # fmt: skip
     rows: list[list[Cell]] = [
         [
-            of.name,
-            *(of.tokens_per_second(phase) for phase in SHOWN_PHASES),
-            of.model.file_size,
+            of.name, *(of.tokens_per_second(phase) for phase in SHOWN_PHASES), of.model.file_size,
             of.model.n_bytes / first.n_bytes if first.n_bytes else None,
-            bits_per_weight(of.model.tensors),
-            of.sqnr_db(of.errors),
-            of.model.description,
-            of.model.n_bytes,
-            *(of.memory.of_kind(kind) if of.memory else None for kind in KINDS),
+            bits_per_weight(of.model.tensors), of.sqnr_db(of.errors), of.model.description,
+            of.model.n_bytes, *(of.memory.of_kind(kind) if of.memory else None for kind in KINDS),
         ]
         for of in candidates
-    ]
+    ]  # fmt: skip
     return Report("", columns, rows, key="models")
 
 
@@ -258,21 +253,17 @@ def draw_comparison(candidates: Sequence[Candidate]) -> list[Chart | Figure]:
     for of in sorted(candidates, key=lambda of: of.is_reference):
         tensors = of.model.by_layer
         bits[of.name] = [bits_per_weight(tensors[n]) if n in tensors else None for n in layers]
-    return [
-        *_speeds(candidates),
-        lines_by_layer("Bits per weight by layer", "bits per weight", layer_names(layers), bits),
-        *draw_errors({of.name: list(of.errors.values()) for of in candidates if of.errors}),
-    ]
-
-
-def _speeds(candidates: Sequence[Candidate]) -> Iterator[Figure]:
-    groups = [
+    speeds = [
         Group(f"{phase}, tokens/s", [of.tokens_per_second(phase) for of in candidates])
         for phase in SHOWN_PHASES
         if any(phase in of.phases() for of in candidates)
     ]
-    if groups:
-        yield bars("Speed, median step", [of.name for of in candidates], groups)
+    names = [of.name for of in candidates]
+    return [
+        *([bars("Speed, median step", names, speeds)] if speeds else []),
+        lines_by_layer("Bits per weight by layer", "bits per weight", layer_names(layers), bits),
+        *draw_errors({of.name: list(of.errors.values()) for of in candidates if of.errors}),
+    ]
 
 
 # --- the models and pairs of them ---
@@ -287,7 +278,6 @@ class Candidate:
     model: StoredModel
     file: ModelFile | None = None
     sessions: Sequence[Session] = ()
-    """sessions of this model"""
     memory: MemoryBreakdown | None = None
     """measured if there are sessions, else predicted"""
     errors: Mapping[str, WeightError] = field(default_factory=dict)
@@ -447,7 +437,6 @@ class Pair:
         )
 
     def whole(self) -> Row:
-        """A row for all weights that both have."""
         (row,) = self._rows([("all weights", self.names, self._uses(set(self.names)))])
         return row
 
@@ -481,16 +470,12 @@ class Pair:
             # the uses that ran in this phase: a prefill without outputs reads no output matrix
             ran = [[of for of in uses if of in a.row and of in b.row] for _, _, uses in groups]
             timed[phase] = compute_use_times(a, b, ran, in_turns=self.in_turns)
-        return [
-            Row(
-                label,
-                self.a.weights[names[0]].layer,
-                _side(self.a, names),
-                _side(self.b, names),
-                {phase: times for phase, of in timed.items() if (times := of[i]) is not None},
-            )
-            for i, (label, names, _) in enumerate(groups)
-        ]
+        rows = []
+        for i, (label, names, _) in enumerate(groups):
+            times = {phase: of_row for phase, of in timed.items() if (of_row := of[i]) is not None}
+            sides = _side(self.a, names), _side(self.b, names)
+            rows.append(Row(label, self.a.weights[names[0]].layer, *sides, times))
+        return rows
 
 
 def short(name: str) -> str:

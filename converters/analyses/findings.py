@@ -80,7 +80,6 @@ def find_causes(facts: Facts) -> list[Finding]:
 
 
 def compute_findings(facts: Facts) -> Report:
-    """The findings as a table; without rows if there are none."""
     found = find_causes(facts)
     rows: list[list[Cell]] = [[of.of, of.share, f"{of.what} {of.advice}"] for of in found]
     figures: Figures = {finding.rule: (finding.share, "fraction") for finding in found}

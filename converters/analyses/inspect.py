@@ -8,12 +8,7 @@ from __future__ import annotations
 
 import math
 
-from llamacpp_instr.converters.analyses.stored_weights import (
-    compute_layers,
-    compute_roles,
-    compute_types,
-    stored_in_file,
-)
+from llamacpp_instr.converters.analyses.memory import compute_groups, stored_in_file
 from llamacpp_instr.converters.analyses.tables import header, without
 from llamacpp_instr.lab.quantize.plan import find_fallbacks, has_mixture
 from llamacpp_instr.model.file import ModelFile, find_obstacles, kind_of
@@ -235,11 +230,8 @@ def _special_tokens(model: ModelFile) -> list[list[Cell]]:
 
 def _groups(model: ModelFile) -> list[Report]:
     """By type, with the fallbacks to other types, by role and by layer."""
-    stored = stored_in_file(model)
-    types, *others = (
-        without(report, "elements", "of F16", "of F32")
-        for report in (compute_types(stored), compute_roles(stored), compute_layers(stored))
-    )
+    groups = compute_groups(stored_in_file(model))
+    types, *others = (without(report, "elements", "of F16", "of F32") for report in groups)
     fallbacks = find_fallbacks(model)
     if any(weight.type.is_quantized for weight in model.weights) and not fallbacks:
         none = "No tensor fell back to another type because of its row length."

@@ -189,13 +189,10 @@ def median_of_group(medians: Sequence[Median]) -> Median:
         expected = float(np.sqrt(np.mean(np.square(within)))) if len(within) == n else 0.0
         error = max(spread, expected) if spread <= TOO_SPREAD * expected else None
         freedom = sum(of.freedom for of in present)
-    return Median(
-        float(np.exp(logs.mean())),
-        None if error is None else error / math.sqrt(n),
-        n,
-        max(freedom, 1),
-        tuple(of.value for of in medians),
-    )
+    if error is not None:
+        error /= math.sqrt(n)
+    each = tuple(of.value for of in medians)
+    return Median(float(np.exp(logs.mean())), error, n, max(freedom, 1), each)
 
 
 def _deviation(logs: Float64) -> float:

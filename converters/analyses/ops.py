@@ -84,14 +84,12 @@ def ops_report(title: str, found: dict[Kind, Count]) -> Report:
         work: list[Cell] = [count.flops or None, count.bytes or None]
         if count.bound:
             work = [AtMost(n) for n in (count.flops, count.bytes)]
-        rows.append(
-            [
-                str(number), kind.op, ", ".join(kind.inputs), kind.output, count.n, *work,
-                ", ".join(count.weights) or None,
-                ", ".join(f"{name}={_short(v)}" for name, v in kind.params),
-                " + ".join(standard.onnx) or None, standard.torch or None,
-            ]
-        )  # fmt: skip
+        rows.append([
+            str(number), kind.op, ", ".join(kind.inputs), kind.output, count.n, *work,
+            ", ".join(count.weights) or None,
+            ", ".join(f"{name}={_short(v)}" for name, v in kind.params),
+            " + ".join(standard.onnx) or None, standard.torch or None,
+        ])  # fmt: skip
     columns = header(
         Column("#", key="number"), "op", "inputs", "output", ("count", "count"), ("flop", "FLOPs"),
         ("bytes", "bytes"), "weights", "parameters", Column(f"ONNX, opset {OPSET}", key="onnx"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.converters.analyses.requests import compute_requests
+from llamacpp_instr.converters.analyses.clock import compute_requests
 from llamacpp_instr.converters.analyses.stats import compute_stats
 from llamacpp_instr.converters.analyses.step_times import facts
 from llamacpp_instr.converters.analyses.summary import compute_summary

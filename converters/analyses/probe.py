@@ -12,15 +12,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.converters.analyses.tables import header
+from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.log.graph.timeline import plan_timeline
-from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.session import Int64, Session
 from llamacpp_instr.log.steps import PHASES, Account, counted_steps
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.charts import Chart, Point, roofline_chart
@@ -35,31 +35,24 @@ DRAWN = 5
 """ops of a phase in the picture of roofs, those that took longest"""
 Z95 = 1.96
 
+Rates: TypeAlias = "Mapping[tuple[str | int, int], float]"
+"""by row and number of threads"""
+
 
 def probe_reports(probe: Probe) -> list[Report]:
     """Memory, kernels and barriers, a column for each number of threads."""
-    memory = _table(
-        "Copying memory",
-        Column("working set", "bytes"),
-        {(b.bytes, b.threads): b.bytes_per_second for b in probe.bandwidth},
-        "bytes_per_second",
-    )
+    copied: Rates = {(of.bytes, of.threads): of.bytes_per_second for of in probe.bandwidth}
+    memory = _table("Copying memory", Column("working set", "bytes"), copied, "bytes_per_second")
     memory.notes.append(f"Bytes read and written per second, on {probe.cpu or 'this machine'}.")
     if note := busy_note(probe):
         memory.notes.append(note)
-    kernels = _table(
-        "Multiplying",
-        Column("weight, tokens"),
-        {(f"{k.type}, {k.tokens}", k.threads): k.flops_per_second for k in probe.kernels},
-        "flop_per_second",
-    )
+    rates: Rates = {
+        (f"{of.type}, {of.tokens}", of.threads): of.flops_per_second for of in probe.kernels
+    }
+    kernels = _table("Multiplying", Column("weight, tokens"), rates, "flop_per_second")
     kernels.notes.append("FLOP/s of ggml's kernels, with weights that stay in the caches.")
-    barriers = _table(
-        "An op that computes nothing",
-        Column("", key="what"),
-        {("time", b.threads): b.ns for b in probe.barriers},
-        "ns",
-    )
+    times: Rates = {("time", of.threads): of.ns for of in probe.barriers}
+    barriers = _table("An op that computes nothing", Column("", key="what"), times, "ns")
     return [memory, kernels, barriers]
 
 
@@ -76,9 +69,7 @@ def busy_note(probe: Probe) -> str | None:
     return f"The machine was busy ({load}): these are less than it can do."
 
 
-def _table(
-    title: str, first: Column, values: Mapping[tuple[str | int, int], float], unit: Unit
-) -> Report:
+def _table(title: str, first: Column, values: Rates, unit: Unit) -> Report:
     threads = sorted({n for _, n in values})
     columns = header(first, (unit, *(counted(n, "thread") for n in threads)))
     keys = dict.fromkeys(key for key, _ in values)
@@ -93,10 +84,8 @@ def _table(
 class _Op:
     """One role in one phase."""
 
-    ns: int = 0
-    flops: int = 0
-    bytes: int = 0
-    bound: bool = False
+    sums: Int64 = field(default_factory=lambda: np.zeros(4, np.int64))
+    """ns, FLOPs, bytes, and how many of these are upper bounds"""
     roofs: list[tuple[float, float]] = field(default_factory=list)
     """FLOP/s and bytes/s, of each compute"""
 
@@ -120,7 +109,7 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
         "More than 100 % of the memory: the data came from a cache that is smaller than what a"
         " compute reads."
     )
-    if any(op.bound for of_phase in found.values() for op in of_phase.values()):
+    if any(op.sums[3] for of_phase in found.values() for op in of_phase.values()):
         reports[-1].notes.append(BOUND)
     if note := busy_note(probe):
         reports[-1].notes.append(note)
@@ -130,19 +119,20 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
 
 def _of_phase(phase: str, ops: dict[str, _Op], points: list[Point]) -> Report:
     """The table of a phase, the slowest op first; adds the slowest to `points`."""
-    total = sum(op.ns for op in ops.values())
+    total = sum(int(op.sums[0]) for op in ops.values())
     rows: list[list[Cell]] = []
-    for title, op in sorted(ops.items(), key=lambda item: -item[1].ns):
+    for title, op in sorted(ops.items(), key=lambda item: -item[1].sums[0]):
+        ns, flops, moved, bound = op.sums.tolist()
         flop_roof, byte_roof = (float(np.median(roof)) for roof in zip(*op.roofs, strict=True))
-        n_flops, n_bytes = (rate_of(work, op.ns, op.bound) for work in (op.flops, op.bytes))
-        intensity = op.flops / op.bytes if op.flops and op.bytes else None
+        n_flops, n_bytes = (rate_of(work, ns, bool(bound)) for work in (flops, moved))
+        intensity = flops / moved if flops and moved else None
         by_memory = intensity is None or intensity * byte_roof < flop_roof
         attainable = None if intensity is None else min(flop_roof, intensity * byte_roof)
         share = (n_bytes or 0) / byte_roof if by_memory else (n_flops or 0) / flop_roof
-        reached = None if n_bytes is None else AtMost(share) if op.bound else share
+        reached = None if n_bytes is None else AtMost(share) if bound else share
         limit = None if n_bytes is None else "memory" if by_memory else "compute"
         rates = [n_flops, n_bytes, intensity, attainable, reached, limit]
-        rows.append([title, op.ns, op.ns / total if total else None, *rates])
+        rows.append([title, ns, ns / total if total else None, *rates])
         if intensity and n_flops and len(rows) <= DRAWN:
             points.append(Point(f"{phase}: {title}", intensity, n_flops))
     columns = header(
@@ -164,13 +154,9 @@ def _ops(account: Account, probe: Probe) -> dict[str, dict[str, _Op]]:
         for phase, rows in account.by_phase(ops):
             total = work.total(rows)
             ns = ops.dur[rows].sum(axis=0, dtype=np.int64)
-            amounts = (of.tolist() for of in (ns, total.flops, total.bytes, total.bound))
-            for (title, _, _), *of in zip(kernels, *amounts, strict=True):
-                op = found[phase][title]
-                op.ns += of[0]
-                op.flops += of[1]
-                op.bytes += of[2]
-                op.bound |= of[3]
+            sums = np.stack([ns, total.flops, total.bytes, total.bound], axis=1)
+            for (title, _, _), of_kernel in zip(kernels, sums, strict=True):
+                found[phase][title].sums += of_kernel
             first = {title: (type_, tokens) for title, type_, tokens in reversed(kernels)}
             computes = zip(ops.compute[rows].tolist(), n_bytes[rows].tolist(), strict=True)
             for n, read in ((max(1, threads[compute]), read) for compute, read in computes):
@@ -187,12 +173,11 @@ def _kernels(session: Session, number: int) -> list[tuple[str, str | None, int]]
     """Title, type of the weight of a matrix product, and its tokens, of each kernel of a plan."""
     plan = session.plans[number]
     graph = session.graphs[plan.graph]
-    nodes = graph.whole
+    nodes, types = graph.whole, session.kernels(number).weight_type
     rows = []
-    for first, op in zip(plan.node, plan_timeline(graph, plan).ops, strict=True):
+    for first, op, type_ in zip(plan.node, plan_timeline(graph, plan).ops, types, strict=True):
         product = nodes.op[first].startswith("MUL_MAT")
-        type_ = str(op.args["weight_type"]) if product and "weight_type" in op.args else None
-        rows.append((op.title, type_, prod(nodes.ne[first][1:])))
+        rows.append((op.title, type_ if product else None, prod(nodes.ne[first][1:])))
     return rows
 
 
@@ -233,14 +218,12 @@ def predict_reports(cases: Sequence[Case], past: int, probe: Probe) -> list[Repo
 
 def _parts(step: Step, keys: Sequence[str | int], *, in_order: bool) -> list[list[Cell]]:
     """Kernels, ns and share of each key, the slowest first unless they are in order."""
-    ns: dict[str | int, float] = defaultdict(float)
-    count: dict[str | int, int] = defaultdict(int)
-    for key, time in zip(keys, step.predicted.ns.tolist(), strict=True):
-        ns[key] += time
-        count[key] += 1
+    times = zip(keys, step.predicted.ns.tolist(), strict=True)
+    groups = grouped(times, lambda of: of[0])
+    ns = {key: sum(time for _, time in of) for key, of in groups.items()}
     total = sum(ns.values())
     order = list(ns) if in_order else sorted(ns, key=lambda key: -ns[key])
-    return [[key, count[key], ns[key], ns[key] / total] for key in order]
+    return [[key, len(groups[key]), ns[key], ns[key] / total] for key in order]
 
 
 def _overview(cases: Sequence[Case], past: int, probe: Probe) -> Report:

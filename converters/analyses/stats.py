@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from functools import reduce
+from itertools import chain
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +31,11 @@ from llamacpp_instr.log.graph.ops import BLOCKS, VIEW_OPS
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Int64, Matrix, Session, Table, Timings
-from llamacpp_instr.log.steps import PHASES, Account, counted_steps
+from llamacpp_instr.log.steps import (
+    PHASES,
+    Account,
+    counted_steps,
+)
 from llamacpp_instr.model.file import role_of
 from llamacpp_instr.report.report import BOUND, Cell, Column, Report, Unit, rate_of, shown
 
@@ -189,7 +195,6 @@ def recording_notes(session: Session) -> Iterator[str]:
 
 
 def op_table(account: Account) -> Report:
-    """The table by op."""
     return _report(("op",), "Kernels", _by_kernel(account, ("op",), ()))
 
 
@@ -315,17 +320,15 @@ def kernel_keys(
 # --- samples ---
 
 
-@dataclass
-class _Samples:
+class _Samples(NamedTuple):
     """The things of one group that are counted: kernels, computes or steps."""
 
     dur: Matrix
-    flops: int
-    bytes: int
+    flops: tuple[int, float | None]
+    """their sum, and the median per second of what has any; None if nothing has"""
+    bytes: tuple[int, float | None]
     bound: bool
     """whether `flops` and `bytes` are upper bounds"""
-    rates: tuple[float | None, float | None]
-    """medians of FLOPs and bytes per second; None if nothing has one"""
     wait: int | None = None
     """the part of `dur` in barriers; None if it was not recorded"""
 
@@ -342,8 +345,13 @@ class _Piece(NamedTuple):
     kernels: Int64
 
     def cells(self, of: Matrix) -> Matrix:
+        """(computes, kernels)."""
         cells: Matrix = of[np.ix_(self.rows, self.kernels)]
         return cells
+
+    def amounts(self, which: int) -> Iterator[NDArray[Any]]:
+        """FLOPs (0), bytes (1), or whether these are bounds (2) of each kernel, by compute."""
+        return (self.work.of_kernel(of)[which][self.rows] for of in self.kernels.tolist())
 
 
 def _pieces(
@@ -371,53 +379,37 @@ def _pieces(
 def _by_kernel(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
     """A sample for each kernel that ran."""
     for key, pieces in _pieces(account, by, filters):
-        n_flops = n_bytes = 0
-        bound = False
-        for of in pieces:
-            total = of.work.total(of.rows)
-            n_flops += int(total.flops[of.kernels].sum())
-            n_bytes += int(total.bytes[of.kernels].sum())
-            bound |= bool(total.bound[of.kernels].any())
-        dur = np.concatenate([of.cells(of.ops.dur).ravel() for of in pieces])
-        rates = _median_kernel_rate(pieces, 0), _median_kernel_rate(pieces, 1)
-        yield key, _Samples(dur, n_flops, n_bytes, bound, rates, _waited(account, pieces))
-
-
-def _median_kernel_rate(pieces: Sequence[_Piece], which: Literal[0, 1]) -> float | None:
-    """The median of FLOPs (0) or bytes (1) per second of the kernels that have any."""
-    rates = np.empty(sum(len(of.rows) * len(of.kernels) for of in pieces))
-    n = 0
-    for of in pieces:
-        for kernel in of.kernels.tolist():
-            amounts, dur = of.work.of_kernel(kernel)[which][of.rows], of.ops.dur[of.rows, kernel]
-            found = _rates(amounts, dur)
-            rates[n : n + len(found)] = found
-            n += len(found)
-    return _median(rates[:n])
-
-
-def _waited(account: Account, pieces: Sequence[_Piece]) -> int | None:
-    """None unless all kernels of the session have waits."""
-    if any(of.wait is None for of in account.ops):
-        return None
-    waits = ((of, of.ops.wait) for of in pieces)
-    return sum(int(of.cells(wait).sum(dtype=np.int64)) for of, wait in waits if wait is not None)
+        cells = [of.cells(of.ops.dur) for of in pieces]
+        columns = [column for of in cells for column in of.T]
+        n_flops, n_bytes = (
+            _work(chain.from_iterable(of.amounts(which) for of in pieces), columns)
+            for which in range(2)
+        )
+        dur = np.concatenate([of.ravel() for of in cells])
+        yield key, _Samples(dur, n_flops, n_bytes, *_bound_and_wait(account, pieces))
 
 
 def _by_compute(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
     """A sample for each compute and group: its kernels, combined."""
     for key, pieces in _pieces(account, by, filters):
         computes = np.concatenate([of.ops.compute[of.rows] for of in pieces])
-        present, at = np.unique(computes, return_inverse=True)
-        dur, n_flops, n_bytes, bound = np.zeros((4, len(present)), np.int64)
-        begins = np.cumsum([len(of.rows) for of in pieces])[:-1]
-        for of, these in zip(pieces, np.split(at, begins), strict=True):
-            np.add.at(dur, these, of.cells(of.ops.dur).sum(axis=1, dtype=np.int64))
-            for kernel in of.kernels.tolist():
-                amounts = zip((n_flops, n_bytes, bound), of.work.of_kernel(kernel), strict=True)
-                for total, amount in amounts:
-                    np.add.at(total, these, amount[of.rows])
-        yield key, _samples(dur, n_flops, n_bytes, bound > 0, _waited(account, pieces))
+        sums = [of.cells(of.ops.dur).sum(axis=1, dtype=np.int64) for of in pieces]
+        dur = _of_computes(computes, sums)
+        amounts = (
+            _of_computes(computes, [reduce(np.add, of.amounts(which)) for of in pieces])
+            for which in range(2)
+        )
+        n_flops, n_bytes = (_work([of], [dur]) for of in amounts)
+        yield key, _Samples(dur, n_flops, n_bytes, *_bound_and_wait(account, pieces))
+
+
+def _bound_and_wait(account: Account, pieces: Sequence[_Piece]) -> tuple[bool, int | None]:
+    bound = any(of.any() for piece in pieces for of in piece.amounts(2))
+    if any(of.wait is None for of in account.ops):
+        return bound, None
+    waits = ((of, of.ops.wait) for of in pieces)
+    sums = (of.cells(ns).sum(dtype=np.int64) for of, ns in waits if ns is not None)
+    return bound, int(sum(sums))
 
 
 def _by_layer_runs(account: Account) -> Groups:
@@ -425,10 +417,16 @@ def _by_layer_runs(account: Account) -> Groups:
     columns = ((of, i, layer) for of in account.layers for i, layer in enumerate(of.label.tolist()))
     for layer, found in grouped(columns, lambda of: of[2]).items():
         computes = np.concatenate([of.compute for of, _, _ in found])
-        present, at = np.unique(computes, return_inverse=True)
-        dur, zeros = np.zeros((2, len(present)), np.int64)
-        np.add.at(dur, at, np.concatenate([of.dur[:, i] for of, i, _ in found]))
-        yield (layer,), _samples(dur, zeros, zeros, zeros > 0)
+        dur = _of_computes(computes, [of.dur[:, i] for of, i, _ in found])
+        yield (layer,), _Samples(dur, (0, None), (0, None), bound=False)
+
+
+def _of_computes(computes: Int64, amounts: Sequence[Matrix]) -> Int64:
+    """The sum of each compute; `amounts` are those of `computes`, in parts."""
+    present, at = np.unique(computes, return_inverse=True)
+    total = np.zeros(len(present), np.int64)
+    np.add.at(total, at, np.concatenate(amounts))
+    return total
 
 
 def _by_step(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
@@ -444,30 +442,26 @@ def _by_step(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> G
         untimed[at] |= bool(untimed_backends(session.graphs[session.plans[of.plan].graph]))
     values = _needed_values(account, by, filters)
     kept = [i for i in range(len(steps)) if all(of.accepts(values[of.key][i]) for of in filters)]
-    groups = grouped(kept, lambda row: tuple(values[key][row] for key in by))
-    for key, rows in groups.items():
+    for key, rows in grouped(kept, lambda row: tuple(values[key][row] for key in by)).items():
         if untimed[rows].any():
             n_flops[rows] = n_bytes[rows] = bound[rows] = 0
-        samples = account.total[rows], n_flops[rows], n_bytes[rows], bound[rows] > 0
-        yield key, _samples(*samples)
+        dur = account.total[rows]
+        flops, moved = (_work([of[rows]], [dur]) for of in (n_flops, n_bytes))
+        yield key, _Samples(dur, flops, moved, bool(bound[rows].any()))
 
 
-def _samples(
-    dur: Int64, n_flops: Int64, n_bytes: Int64, bound: NDArray[np.bool_], wait: int | None = None
-) -> _Samples:
-    rates = (_median(_rates(n_flops, dur)), _median(_rates(n_bytes, dur)))
-    return _Samples(dur, int(n_flops.sum()), int(n_bytes.sum()), bool(bound.any()), rates, wait)
-
-
-def _rates(amounts: Int64, dur: Matrix) -> NDArray[np.float64]:
-    """Per second, of what has any."""
-    known = (amounts > 0) & (dur > 0)
-    rates: NDArray[np.float64] = amounts[known] / dur[known]
-    return rates
-
-
-def _median(rates: NDArray[np.float64]) -> float | None:
-    return float(np.median(rates, overwrite_input=True)) * 1e9 if len(rates) else None
+def _work(amounts: Iterable[Matrix], dur: Sequence[Matrix]) -> tuple[int, float | None]:
+    """The sum, and the median per second of what has any."""
+    total = n = 0
+    # one array, because the rates of all kernels would take their memory twice
+    rates = np.empty(sum(map(len, dur)))
+    for these, ns in zip(amounts, dur, strict=True):
+        known = (these > 0) & (ns > 0)
+        found = these[known] / ns[known]
+        rates[n : n + len(found)] = found
+        n += len(found)
+        total += int(these.sum())
+    return total, float(np.median(rates[:n], overwrite_input=True)) * 1e9 if n else None
 
 
 # --- tables ---
@@ -481,8 +475,9 @@ def _report(by: Sequence[By], what: str, groups: Groups) -> Report:
         n, total = len(of.dur), int(of.dur.sum(dtype=np.int64))
         copy = of.dur.astype(np.float64)
         quantiles = np.quantile(copy, (0.5, 0.9, 0.99), overwrite_input=True).tolist()
-        n_flops, n_bytes = (rate_of(work, total, of.bound) for work in (of.flops, of.bytes))
-        rates = [n_flops, of.rates[0], n_bytes, of.rates[1]]
+        rates: list[Cell] = []
+        for work, median in (of.flops, of.bytes):
+            rates += [rate_of(work, total, of.bound), median]
         bounded |= of.bound
         rows.append([*key, n, total, None, total / n, *quantiles, *rates, of.wait])
     at = len(by) + 1

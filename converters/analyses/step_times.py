@@ -11,9 +11,8 @@ only with the same use.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -181,12 +180,10 @@ class StepTimes:
         return start.wall, start.wall + int(self.steps["end"].max(initial=start.t)) - start.t
 
     def of(self, phase: str) -> NDArray[np.bool_]:
-        """Which steps are of a phase."""
         selected: NDArray[np.bool_] = self.steps["phase"] == phase
         return selected
 
     def runs(self, phase: str) -> Int64:
-        """The run of every step of a phase."""
         return self.run[self.of(phase)]
 
     def blocks(self, phase: str) -> SampleBlocks:
@@ -222,40 +219,40 @@ class StepTimes:
         return float(np.median(rates)) * 1e9
 
     def by_unit(self, of_kernel: dict[int, Int64], n_units: int) -> Float64:
-        """ns of thread 0, (units, steps)."""
-        self._check_cells(n_units, self.account.ops)
+        """ns of thread 0, (units, steps); `of_kernel` has the unit of each kernel of each plan."""
+        ops = self.account.ops
+        return self._added(ops, [of_kernel[of.plan] for of in ops], n_units)
+
+    def by_layer(self) -> dict[Hashable, Float64]:
+        layers = self.account.layers
+        labels = [of.label.tolist() for of in layers]
+        number = {layer: i for i, layer in enumerate(dict.fromkeys(chain(*labels)))}
+        units = [np.array([number[layer] for layer in of], np.int64) for of in labels]
+        return dict(zip(number, self._added(layers, units, len(number)), strict=True))
+
+    def _added(self, timed: Sequence[Timings], units: Sequence[Int64], n_units: int) -> Float64:
+        """ns of the columns of each unit, (units, steps)."""
+        self._check_cells(n_units, timed)
         total: Float64 = np.zeros((len(self.steps), n_units))
         present = np.zeros((len(self.steps), n_units), np.bool_)
-        for ops in self.account.ops:
-            if not len(of_kernel[ops.plan]):
+        for of, of_column in zip(timed, units, strict=True):
+            if not len(of_column):
                 continue
-            order = np.argsort(of_kernel[ops.plan], kind="stable")
-            units, first = np.unique(of_kernel[ops.plan][order], return_index=True)
-            sums = np.add.reduceat(ops.dur[:, order].astype(np.float64), first, axis=1)
-            places = self.account.rows_of(ops)[:, None], units
+            order = np.argsort(of_column, kind="stable")
+            there, first = np.unique(of_column[order], return_index=True)
+            sums = np.add.reduceat(of.dur[:, order].astype(np.float64), first, axis=1)
+            places = self.account.rows_of(of)[:, None], there
             np.add.at(total, places, sums)
             present[places] = True
         total[~present] = np.nan
         return np.transpose(total)
 
-    def work_by_unit(self, work: dict[int, Float64], n_units: int) -> Float64:
+    def work_by_unit(self, work: Mapping[int, NDArray[np.number[Any]]], n_units: int) -> Float64:
         """The work of each step, (units, steps); `work` has one compute of each plan, by unit."""
         total: Float64 = np.zeros((n_units, len(self.steps)))
         for ops in self.account.ops:
             np.add.at(total.T, self.account.rows_of(ops), work[ops.plan])
         return total
-
-    def by_layer(self) -> dict[Hashable, Float64]:
-        layers = self.account.layers
-        self._check_cells(len({label for of in layers for label in of.label.tolist()}), layers)
-        found: dict[Hashable, Float64] = {}
-        for of in layers:
-            rows = self.account.rows_of(of)
-            for layer, dur in zip(of.label.tolist(), of.dur.T, strict=True):
-                row = found.setdefault(layer, np.full(len(self.steps), np.nan))
-                row[rows[np.isnan(row[rows])]] = 0
-                np.add.at(row, rows, dur)
-        return found
 
     def _check_cells(self, n_rows: int, measured: Sequence[Timings]) -> None:
         """Raise UsageError if a table of all steps would be nearly empty: otherwise a log with few
@@ -308,16 +305,14 @@ class Use(NamedTuple):
     op: str
 
 
-@dataclass(frozen=True)
-class Rates:
+class Rates(NamedTuple):
     """The rates of one side: medians over its steps of work by time, in units per second."""
 
     bytes: float | None
     flops: float | None
 
 
-@dataclass(frozen=True)
-class UseTimes:
+class UseTimes(NamedTuple):
     """Median times of a step in ns, their ratio with its noise, and the rates of both sides."""
 
     ratio: Ratio
@@ -339,29 +334,21 @@ def compute_use_times(
         return found
     n_timed = [len(groups[i]) for i in both]
     medians = [
-        side.medians(np.array([sums.time for sums in of]), n_timed, in_turns=in_turns)
+        side.medians(np.array([sums[0] for sums in of]), n_timed, in_turns=in_turns)
         for side, of in zip((a, b), zip(*both.values(), strict=True), strict=True)
     ]
     for i, one, other in zip(both, *medians, strict=True):
         ratio = noise.compare(one, other, len(both), in_turns=in_turns)
-        found[i] = UseTimes(ratio, (both[i][0].rates(), both[i][1].rates()))
+        found[i] = UseTimes(ratio, (rates_of(both[i][0]), rates_of(both[i][1])))
     return found
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """ns and work of some uses, by step."""
-
-    time: Float64
-    bytes: Float64
-    flops: Float64
-
-    def rates(self) -> Rates:
-        ran = self.time > 0  # NaN is not
-        if not ran.any():
-            return Rates(None, None)
-        n_bytes, flops = (work[ran] / self.time[ran] for work in (self.bytes, self.flops))
-        return Rates(float(np.median(n_bytes)) * 1e9 or None, float(np.median(flops)) * 1e9 or None)
+def rates_of(sums: Float64) -> Rates:
+    """From ns, bytes and floating point operations, (3, steps)."""
+    ran = sums[0] > 0  # NaN is not
+    if not ran.any():
+        return Rates(None, None)
+    return Rates(*(float(np.median(work[ran] / sums[0, ran])) * 1e9 or None for work in sums[1:]))
 
 
 class PhaseUses:
@@ -378,29 +365,21 @@ class PhaseUses:
         """the columns with which later sessions begin"""
         self.taken = float(np.average([times.taken for times in sessions], weights=n_steps))
         """share of the time that a disturbed machine took, over all sessions"""
-        columns = [self._of_session(times, phase) for times in sessions]
-        self.time, self.bytes, self.flops = (
-            np.concatenate(parts, axis=1) for parts in zip(*columns, strict=True)
-        )
+        self.work = np.concatenate([self._of_session(of, phase) for of in sessions], axis=2)
+        """ns, bytes and floating point operations, (3, uses, steps)"""
+        self.time: Float64 = self.work[0]
 
-    def _of_session(self, times: StepTimes, phase: str) -> tuple[Float64, Float64, Float64]:
-        """ns, bytes and floating point operations, each (uses, steps)."""
+    def _of_session(self, times: StepTimes, phase: str) -> Float64:
         n = len(self.row) + 1  # the last row is for kernels that read no weight
-        unit: dict[int, NDArray[np.int64]] = {}
-        n_bytes: dict[int, Float64] = {}
-        flops: dict[int, Float64] = {}
+        unit: dict[int, Int64] = {}
         for plan in times.plans:
             rows = [self.row[use] if use else n - 1 for use in _plan_uses(times, plan)]
             unit[plan] = np.array(rows, np.int64)
-            kernels = times.session.kernels(plan)
-            for work, of in ((n_bytes, kernels.bytes), (flops, kernels.flops)):
-                work[plan] = np.bincount(unit[plan], of, n).astype(np.float64)
-        chosen = times.of(phase)
-        return (
-            times.by_unit(unit, n)[:, chosen],
-            times.work_by_unit(n_bytes, n)[:, chosen],
-            times.work_by_unit(flops, n)[:, chosen],
-        )
+        kernels = {plan: times.session.kernels(plan) for plan in unit}
+        n_bytes = {plan: np.bincount(unit[plan], of.bytes, n) for plan, of in kernels.items()}
+        flops = {plan: np.bincount(unit[plan], of.flops, n) for plan, of in kernels.items()}
+        work = times.by_unit(unit, n), times.work_by_unit(n_bytes, n), times.work_by_unit(flops, n)
+        return np.stack(work)[:, :, times.of(phase)]
 
     def medians(self, times: Float64, n_timed: Sequence[int], *, in_turns: bool) -> list[Median]:
         """Of the rows of `times`: over all steps, or over the sessions of a side in turns."""
@@ -421,15 +400,12 @@ class PhaseUses:
             [float(np.nansum([_quantile(row, 0.1) for row in part])) for part in parts]
         )
 
-    def group(self, uses: Sequence[Use]) -> _Sums | None:
-        """The sums of all uses; None if one of them is missing or ran in no step."""
-        if not all(use in self.row for use in uses):
+    def group(self, uses: Sequence[Use]) -> Float64 | None:
+        """`work` of all uses, (3, steps); None if one of them is missing or ran in no step."""
+        if not uses or not all(use in self.row for use in uses):
             return None
-        rows = [self.row[use] for use in uses]
-        time = self.time[rows].sum(axis=0)
-        if not rows or np.isnan(time).all():
-            return None
-        return _Sums(time, self.bytes[rows].sum(axis=0), self.flops[rows].sum(axis=0))
+        sums: Float64 = self.work[:, [self.row[use] for use in uses]].sum(axis=1)
+        return None if np.isnan(sums[0]).all() else sums
 
 
 def median_of_sessions(values: Sequence[float]) -> Median:

@@ -23,10 +23,16 @@ from llamacpp_instr.converters.analyses.clock import (
 )
 from llamacpp_instr.converters.analyses.findings import Facts, compute_findings
 from llamacpp_instr.converters.analyses.stats import op_table, recording_notes
-from llamacpp_instr.converters.analyses.tables import header
+from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import WARM_UP, Session, Table
-from llamacpp_instr.log.steps import BESIDE, LAYERS, Account, counted_steps, steps_inside
+from llamacpp_instr.log.steps import (
+    BESIDE,
+    LAYERS,
+    Account,
+    counted_steps,
+    steps_inside,
+)
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Column, Figures, Report, shown
 
@@ -244,11 +250,9 @@ def compute_marks(session: Session) -> Report:
     """
     marks = session.marks
     inside = _inside(marks, session.steps)
-    places: dict[str, list[int]] = defaultdict(list)
-    for i in np.argsort(marks["begin"], kind="stable").tolist():
-        places[marks["name"][i]].append(i)
+    by_time = np.argsort(marks["begin"], kind="stable").tolist()
     rows: list[list[Cell]] = []
-    for name, numbers in places.items():
+    for name, numbers in grouped(by_time, lambda i: str(marks["name"][i])).items():
         of = marks.rows(np.array(numbers, np.int64))
         dur = (of["end"] - of["begin"])[of["end"] > of["begin"]]
         spread: list[Cell] = [None] * 4
@@ -357,3 +361,6 @@ def _parameters(n: int) -> str:
     if n < 1e5:
         return f"{n:,} parameters"
     return f"{n / 1e9:.2f}B parameters" if n >= 1e9 else f"{n / 1e6:.1f}M parameters"
+
+
+# --- the tree ---

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.analyses.tables import layer_order
 from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import BESIDE, Account, Measure, Place, counted_steps
@@ -62,9 +63,8 @@ def _layer_nodes(amounts: dict[Place, int]) -> list[Node]:
     for (_, layer, block, label), amount in amounts.items():
         layers.setdefault(layer, {}).setdefault(block, []).append(Node(label, amount))
     nodes = []
-    for layer in sorted(layers, key=lambda layer: (layer < 0, layer)):
+    for layer, blocks in sorted(layers.items(), key=lambda of: layer_order(of[0])):
         name = NO_LAYER if layer < 0 else f"layer {layer}"
-        blocks = layers[layer]
         if "" in blocks:
             nodes.append(Node(name, blocks[""][0].own))
         else:

@@ -312,12 +312,10 @@ def compare_values(a: Session, b: Session) -> list[Report]:
         shift = shift_of(one, other)
         if shift is not None:
             shifts[read] = abs(shift)
-        rows.append(
-            [
-                *name_of(read), one.mean, other.mean, one.std, other.std, shift,
-                _ratio(other.std, one.std), one.nan + one.inf, other.nan + other.inf,
-            ]
-        )  # fmt: skip
+        rows.append([
+            *name_of(read), one.mean, other.mean, one.std, other.std, shift,
+            _ratio(other.std, one.std), one.nan + one.inf, other.nan + other.inf,
+        ])  # fmt: skip
     columns = header(
         *NAMES, ("number", "mean A", "mean B", "std A", "std B", "shift"), ("ratio", "std B / A"),
         ("count", "not finite A", "not finite B"),
@@ -377,7 +375,7 @@ def _by_token(of_a: Values, of_b: Values, alike: Alike) -> Report:
     """One row for each pair of computes: the tensor with the largest shift, and the median ratio of
     the deviations of all tensors."""
     named: dict[int, list[tuple[Read, TensorStats, TensorStats]]] = {}
-    for read in of_a.keys() & of_b.keys():
+    for read in (read for read in of_a if read in of_b):
         others = {event.compute: event for event in of_b[read]}
         for event in of_a[read]:
             if (other := others.get(alike.pairs[event.compute])) is not None:
@@ -390,13 +388,11 @@ def _by_token(of_a: Values, of_b: Values, alike: Alike) -> Report:
         most = max(known, key=lambda read: abs(known[read])) if known else None
         every = (_ratio(other.std, one.std) for _, one, other in of)
         ratios = [ratio for ratio in every if ratio is not None]
-        rows.append(
-            [
-                tokens.where, tokens.label, known[most] if most else None,
-                *(name_of(most) if most else ["", "", None]),
-                statistics.median(ratios) if ratios else None,
-            ]
-        )  # fmt: skip
+        rows.append([
+            tokens.where, tokens.label, known[most] if most else None,
+            *(name_of(most) if most else ["", "", None]),
+            statistics.median(ratios) if ratios else None,
+        ])  # fmt: skip
     columns = header(
         "position", "token", ("number", "largest shift"), *NAMES, ("ratio", "std B / A, median")
     )

@@ -79,7 +79,6 @@ def weight_maps(stats: Sequence[WeightStats]) -> list[Chart]:
 
 
 def each_tensor(stats: Sequence[WeightStats]) -> Report:
-    """All figures of every tensor."""
     sides: list[Headings] = []
     for side in _SIDES:
         sides += [("number", f"{side} median", f"{side} largest"), ("count", f"{side} outliers")]
@@ -256,14 +255,9 @@ def _pooled(errors: Sequence[WeightError]) -> list[Cell]:
     sums = _sums(errors)
     n_bytes = sum(error.n_bytes for error in errors)
     n_elements = sum(error.n_elements for error in errors if error.n_bytes)
-    return [
-        n_bytes,
-        8 * n_bytes / n_elements if n_elements else None,
-        known(sums.sqnr_db),
-        known(sums.rmse),
-        max((error.max_error for error in errors if error.sums.n), default=None),
-        known(sums.cosine),
-    ]
+    bits = 8 * n_bytes / n_elements if n_elements else None
+    largest = max((error.max_error for error in errors if error.sums.n), default=None)
+    return [n_bytes, bits, known(sums.sqnr_db), known(sums.rmse), largest, known(sums.cosine)]
 
 
 def _sums(errors: Sequence[WeightError]) -> Sums:

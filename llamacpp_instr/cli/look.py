@@ -123,7 +123,7 @@ def requests(
     (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are
     shown one after the other.
     """
-    from llamacpp_instr.converters.analyses.requests import compute_requests
+    from llamacpp_instr.converters.analyses.clock import compute_requests
 
     output.check(*logs.names)
     sessions = logs.sessions(computes=False)

@@ -16,8 +16,7 @@ from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import Logs, is_model
 
 if TYPE_CHECKING:
-    from llamacpp_instr.converters.analyses.memory import ContextMemory
-    from llamacpp_instr.converters.analyses.stored_weights import StoredModel
+    from llamacpp_instr.converters.analyses.memory import ContextMemory, StoredModel
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.session import Session
     from llamacpp_instr.model.file import ModelFile
@@ -104,8 +103,7 @@ def inspect(
     charts = []
     if output.form == "html" and file.weights:
         # it draws with NumPy, which the headers do not need
-        from llamacpp_instr.converters.analyses.memory import chart_bits_by_layer
-        from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
+        from llamacpp_instr.converters.analyses.memory import chart_bits_by_layer, stored_in_file
 
         charts.append(chart_bits_by_layer(stored_in_file(file).tensors))
     output.write(reports, table=every, charts=charts, title=file.path.name)
@@ -220,8 +218,11 @@ def memory(
 
 
 def _memory_of_model(name: str, options: ContextOptions, mmap: bool, room: int | None) -> Shown:
-    from llamacpp_instr.converters.analyses.memory import ContextMemory, compression_reports
-    from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
+    from llamacpp_instr.converters.analyses.memory import (
+        ContextMemory,
+        compression_reports,
+        stored_in_file,
+    )
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.recording.memory.breakdown import machine_memory
     from llamacpp_instr.recording.memory.plan import LoadError, plan_memory
@@ -239,8 +240,12 @@ def _memory_of_model(name: str, options: ContextOptions, mmap: bool, room: int |
 
 
 def _memory_of_session(session: Session) -> list[Shown]:
-    from llamacpp_instr.converters.analyses.memory import compression_reports, recorded_memory
-    from llamacpp_instr.converters.analyses.stored_weights import recorded_file, stored_in_log
+    from llamacpp_instr.converters.analyses.memory import (
+        compression_reports,
+        recorded_file,
+        recorded_memory,
+        stored_in_log,
+    )
 
     if not session.tensors:
         raise UsageError(f"{session.path} contains no tensors of a model")

@@ -58,7 +58,7 @@ def to_flashinfer(
 
 def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str]]:
     """The names of the tensors that were captured into `folder`, by the ids of their workloads."""
-    from llamacpp_instr.converters.analyses.stored_weights import recorded_file
+    from llamacpp_instr.converters.analyses.memory import recorded_file
     from llamacpp_instr.converters.exports.flashinfer.workloads import write_tensors
     from llamacpp_instr.converters.validate.workload_tensors import capture
     from llamacpp_instr.llama.log import captured

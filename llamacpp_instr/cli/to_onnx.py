@@ -98,7 +98,7 @@ def _of_log(
     source: str, step: int | None, no_weights: bool, lenient: bool
 ) -> tuple[Graph, ModelFile | None]:
     """The graph of a step, and the file of its weights."""
-    from llamacpp_instr.converters.analyses.stored_weights import recorded_file
+    from llamacpp_instr.converters.analyses.memory import recorded_file
     from llamacpp_instr.log.graph.kernels import without_copies
 
     (session,) = Logs((source,), lenient).sessions()

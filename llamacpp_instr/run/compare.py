@@ -25,7 +25,7 @@ from llamacpp_instr.converters.analyses.compare import (
     recorded_model,
     short_names,
 )
-from llamacpp_instr.converters.analyses.stored_weights import (
+from llamacpp_instr.converters.analyses.memory import (
     recorded_file,
     stored_in_file,
     stored_in_log,

@@ -21,13 +21,14 @@ from llamacpp_instr.converters.analyses.compare import (
     more_or_fewer,
 )
 from llamacpp_instr.converters.analyses.diff import compute_diff
+from llamacpp_instr.converters.analyses.memory import stored_in_file
 from llamacpp_instr.converters.analyses.step_times import (
     PhaseUses,
     StepTimes,
     Use,
     compute_use_times,
+    rates_of,
 )
-from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.log.reader import read_events as typed_events
 from llamacpp_instr.log.session import Session, load_session
@@ -116,7 +117,7 @@ def test_times_are_those_of_the_log(logs: dict[str, Path]) -> None:
         for use, by_step in naive.items():
             group = uses.group([Use(*use)])
             assert group is not None
-            assert sorted(group.time.tolist()) == sorted(by_step), use
+            assert sorted(group[0].tolist()) == sorted(by_step), use
 
 
 def naive_uses(log: Path, steps: set[int]) -> dict[tuple[str, str], list[int]]:
@@ -150,11 +151,11 @@ def test_rates_are_work_by_time(logs: dict[str, Path]) -> None:
     use = Use("blk.1.ffn_up.weight", "MUL_MAT")
     group = uses.group([use])
     assert group is not None
-    rates = group.rates()
-    median = float(np.median(2 * 256 * 768 / group.time)) * 1e9
+    rates = rates_of(group)
+    median = float(np.median(2 * 256 * 768 / group[0])) * 1e9
     assert rates.flops == pytest.approx(median)
     moved = load_model_file(quantized_demo("Q8_0")).by_name[use.weight].n_bytes + 4 * (256 + 768)
-    assert rates.bytes == pytest.approx(float(np.median(moved / group.time)) * 1e9)
+    assert rates.bytes == pytest.approx(float(np.median(moved / group[0])) * 1e9)
 
 
 def test_a_session_against_itself_has_no_difference(logs: dict[str, Path]) -> None:

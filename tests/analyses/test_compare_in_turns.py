@@ -17,7 +17,7 @@ from llamacpp_instr.converters.analyses.compare import (
     compute_comparison,
     recorded_model,
 )
-from llamacpp_instr.converters.analyses.stored_weights import stored_in_log
+from llamacpp_instr.converters.analyses.memory import stored_in_log
 from llamacpp_instr.log import schema as s
 from tests.kit.reports import session_of
 from tests.kit.steady_log import scaled, slowed, steady_log

@@ -26,14 +26,15 @@ from llamacpp_instr.converters.analyses.compare import (
     short_names,
     sqnr_words,
 )
+from llamacpp_instr.converters.analyses.memory import StoredModel, StoredTensor, types_of
 from llamacpp_instr.converters.analyses.noise import Ratio
 from llamacpp_instr.converters.analyses.step_times import (
     PhaseUses,
     StepTimes,
     Use,
     compute_use_times,
+    rates_of,
 )
-from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor, types_of
 from llamacpp_instr.lab.weights.figures import Sums, WeightError
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session
@@ -162,14 +163,15 @@ def test_rates_are_medians_of_work_by_time(tmp_path: Path) -> None:
     times = StepTimes(sketched(tmp_path / "a.log", [500, 300, 700], [200, 100, 400]))
     group = PhaseUses([times], "decode").group([READS])
     assert group is not None
-    assert group.time.tolist() == [200, 100, 400]
-    rates = group.rates()
+    assert group[0].tolist() == [200, 100, 400]
+    rates = rates_of(group)
     assert rates.bytes == pytest.approx(MOVED / 200e-9)
     assert rates.flops == pytest.approx(WORK / 200e-9)
     prefill = PhaseUses([times], "prefill")
     assert list(prefill.row) == [READS]
-    (of_prefill,) = (group for group in [prefill.group([READS])] if group)
-    assert of_prefill.time.tolist() == [2000]
+    of_prefill = prefill.group([READS])
+    assert of_prefill is not None
+    assert of_prefill[0].tolist() == [2000]
     assert prefill.group([Use(QUERY, "GET_ROWS")]) is None
     assert prefill.group([READS, Use(NORM, "MUL")]) is None
     assert prefill.group([]) is None
@@ -177,7 +179,7 @@ def test_rates_are_medians_of_work_by_time(tmp_path: Path) -> None:
     idle = PhaseUses([StepTimes(sketched(tmp_path / "b.log", [500], [0]))], "decode")
     nothing = idle.group([READS])
     assert nothing is not None
-    assert (nothing.rates().bytes, nothing.rates().flops) == (None, None)
+    assert rates_of(nothing) == (None, None)
 
 
 def test_kernels_are_lower_deciles_over_sessions(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses import compare, weights
 from llamacpp_instr.converters.analyses.compare import Candidate, recorded_memory, recorded_model
+from llamacpp_instr.converters.analyses.memory import StoredModel, StoredTensor
 from llamacpp_instr.converters.analyses.step_times import median_of_sessions
-from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor
 from llamacpp_instr.lab.weights.figures import Sums, WeightError
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.types import BY_NAME
@@ -119,9 +119,9 @@ def test_bits_by_layer_have_gaps_where_a_model_lacks_a_layer(
 
 def test_without_steps_no_speed_is_drawn(tmp_path: Path) -> None:
     none = Candidate("none", model_of())
-    assert list(compare._speeds([none])) == []
+    assert not any(isinstance(chart, Figure) for chart in compare.draw_comparison([none]))
     measured = Candidate("some", model_of(), sessions=[session(tmp_path / "a.log", 100)])
-    (figure,) = compare._speeds([none, measured])
+    figure = compare.draw_comparison([none, measured])[0]
     assert isinstance(figure, Figure)
     assert figure.title == "Speed, median step"
     assert "prefill, tokens/s" in figure.markup

@@ -14,6 +14,8 @@ from llamacpp_instr.converters.analyses.memory import (
     MOST_LAYERS,
     MOST_TYPES,
     ContextMemory,
+    StoredModel,
+    StoredTensor,
     chart_bits_by_layer,
     compression_reports,
     explain_difference,
@@ -22,7 +24,6 @@ from llamacpp_instr.converters.analyses.memory import (
     recorded_memory,
     shortened,
 )
-from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.recording.memory.breakdown import (
     ContextSettings,

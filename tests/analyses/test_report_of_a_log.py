@@ -15,11 +15,12 @@ from hypothesis import given, settings
 
 from llamacpp_instr.converters.analyses.memory import (
     ContextMemory,
+    StoredModel,
     compression_reports,
     memory_report,
     recorded_memory,
+    stored_in_log,
 )
-from llamacpp_instr.converters.analyses.stored_weights import StoredModel, stored_in_log
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import captured
 from llamacpp_instr.log import schema

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from llamacpp_instr.converters.analyses.requests import (
+from llamacpp_instr.converters.analyses.clock import (
     PARTS,
     compute_requests,
     concurrency_over_time,

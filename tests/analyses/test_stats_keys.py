@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.requests import (
+from llamacpp_instr.converters.analyses.clock import (
     Waits,
     compute_requests,
     concurrency,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import InstrError, UsageError
-from llamacpp_instr.converters.analyses.stored_weights import (
+from llamacpp_instr.converters.analyses.memory import (
     StoredModel,
     StoredTensor,
     recorded_file,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from llamacpp_instr.converters.analyses.memory import MANY_LAYERS, compression_reports, shortened
-from llamacpp_instr.converters.analyses.stored_weights import StoredModel, StoredTensor
+from llamacpp_instr.converters.analyses.memory import (
+    MANY_LAYERS,
+    StoredModel,
+    StoredTensor,
+    compression_reports,
+    shortened,
+)
 from llamacpp_instr.report.report import condensed
 from tests.kit.reports import by_title
 

@@ -17,8 +17,11 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from llamacpp_instr.converters.analyses.memory import chart_bits_by_layer, draw_memory
-from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
+from llamacpp_instr.converters.analyses.memory import (
+    chart_bits_by_layer,
+    draw_memory,
+    stored_in_file,
+)
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.report import charts
 from llamacpp_instr.report.charts import Chart, Point, norm_of, placed

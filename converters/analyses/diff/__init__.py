@@ -208,7 +208,6 @@ def letters(n: int) -> list[str]:
 
 
 def step_median(side: Side, phase: str) -> Median:
-    """The median of whole steps."""
     return medians(side, phase, [{"": (times.whole_steps(phase), 1)} for times in side])[""]
 
 

@@ -106,7 +106,6 @@ def _answer(found: diff.Sides, trends: dict[str, Trend]) -> str:
 
 
 def _step_report(found: diff.Sides, trends: dict[str, Trend], n_ratios: int) -> Report:
-    """A row for each phase and side."""
     rows: list[list[Cell]] = []
     figures: Figures = {}
     for phase, trend in trends.items():

@@ -8,8 +8,11 @@ from pathlib import Path
 from llamacpp_instr.converters.analyses import blocks as analysis
 from llamacpp_instr.converters.analyses.compare import Candidate, compute_comparison
 from llamacpp_instr.converters.analyses.inspect import compute_inspection, compute_tensors
-from llamacpp_instr.converters.analyses.memory import ContextMemory, compression_reports
-from llamacpp_instr.converters.analyses.stored_weights import stored_in_file
+from llamacpp_instr.converters.analyses.memory import (
+    ContextMemory,
+    compression_reports,
+    stored_in_file,
+)
 from llamacpp_instr.converters.analyses.weights import weight_error_reports
 from llamacpp_instr.lab.weights.blocks import (
     check_openable,

@@ -26,11 +26,16 @@ from llamacpp_instr.converters.analyses.compare import (
 )
 from llamacpp_instr.converters.analyses.diff import KEYS, VIEWS, compute_diff
 from llamacpp_instr.converters.analyses.diff.trend import compute_trend
-from llamacpp_instr.converters.analyses.memory import compression_reports, joined_tensors, shortened
+from llamacpp_instr.converters.analyses.memory import (
+    compression_reports,
+    joined_tensors,
+    recorded_file,
+    shortened,
+    stored_in_log,
+)
 from llamacpp_instr.converters.analyses.ops import ops_of_log
 from llamacpp_instr.converters.analyses.page import compute_page
 from llamacpp_instr.converters.analyses.stats import By, compute_stats
-from llamacpp_instr.converters.analyses.stored_weights import recorded_file, stored_in_log
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tree import Measure, build_tree
 from llamacpp_instr.converters.exports.chrome import write_chrome
