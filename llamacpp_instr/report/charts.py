@@ -23,17 +23,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import how_to_install, missing_modules, start_owner
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.report.report import shown
 
-Float64 = NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Float64 = NDArray[np.float64]
 
 COLORS = (
     "#4393c3", "#e08214", "#3aa569", "#b07aa1", "#d6604d",
@@ -141,6 +142,8 @@ def bar_by_layer(
 ) -> None:
     """A stacked bar for each layer. `parts` has one value per layer for each name; `axis` says what
     the height measures."""
+    import numpy as np
+
     below = np.zeros(len(layers))
     bars = []
     for i, values in enumerate(parts.values()):
@@ -158,6 +161,8 @@ def lines_by_layer(
 ) -> None:
     """A line for each candidate; `lines` has one value per layer for each name. What belongs to no
     layer, if it is last, is a point beside the line: there is nothing between it and a layer."""
+    import numpy as np
+
     x = list(range(len(layers)))
     apart = [len(layers) - 1] if layers and layers[-1] == shown(-1, "layer") else []
     drawn = []
@@ -231,6 +236,8 @@ def map_by_layer(
     """A map with a row for each layer, the first at the bottom, and a column for each value of a
     row; as many of the labels `columns` are written as fit. Cells without a finite value stay
     empty."""
+    import numpy as np
+
     cells = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for i, row in enumerate(rows):
         cells[i, : len(row)] = _gapped(row)
@@ -381,6 +388,8 @@ def curve_chart(
 
 def placed(amounts: Float64, known: Float64) -> Float64:
     """Where amounts lie from 0 to 1, on the scale that the positive ones of `known` define."""
+    import numpy as np
+
     ends = _ends(known)
     share = amounts / max(float(known.max(initial=0)), 1e-30)
     if ends is not None:
@@ -391,6 +400,7 @@ def placed(amounts: Float64, known: Float64) -> Float64:
 def norm_of(cells: Float64) -> Any:
     """The same scale for matplotlib; None is its own, which is linear. Zero has no colour on a
     logarithmic one."""
+    import numpy as np
     from matplotlib.colors import LogNorm
 
     ends = _ends(cells[np.isfinite(cells)])
@@ -459,6 +469,8 @@ def step_between(n: int, fitting: int) -> int:
 
 
 def _gapped(values: Values) -> Float64:
+    import numpy as np
+
     found = np.array(values, np.float64)
     return np.where(np.isfinite(found), found, np.nan)
 
