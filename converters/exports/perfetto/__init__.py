@@ -1,5 +1,5 @@
 """A log as a Perfetto trace in its native form, protobuf."""
 
-from llamacpp_instr.converters.exports.perfetto.stream import Options, Written, write_perfetto
+from llamacpp_instr.converters.exports.perfetto.stream import Options, write_perfetto
 
-__all__ = ["Options", "Written", "write_perfetto"]
+__all__ = ["Options", "write_perfetto"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,14 +53,11 @@ class ComputeTemplate:
         edges: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._packets, self._track, self._n = packets, track, n_kernels
-        self._parts: list[bytes] = []
-        self.size = 0
-        """bytes of one compute"""
         self.n_flows = len(edges)
-        # offsets of values, each with the number of the value
-        self._times: list[tuple[int, int]] = []
+        self._data = bytearray()
+        # offsets of values, each with the number of the value; numbers are times, then amounts
+        self._numbers: list[tuple[int, int]] = []
         self._rates: list[tuple[int, int]] = []
-        self._amounts: list[tuple[int, int]] = []
         self._flows: list[tuple[int, int]] = []
         out: defaultdict[int, list[int]] = defaultdict(list)
         into: defaultdict[int, list[int]] = defaultdict(list)
@@ -76,14 +73,17 @@ class ComputeTemplate:
             ends.append(span.end)
         for end in reversed(ends):
             self._add(end, closing(track))
-        self._bytes = np.frombuffer(bytearray(b"".join(self._parts)), np.uint8)
-        self._parts.clear()
-        for at, _ in self._times + self._amounts:
-            self._bytes[at + 8] = 0
+        for at, _ in self._numbers:
+            self._data[at + 8] = 0
         self._fields = [
             np.array(places, np.intp).reshape(-1, 2).T
-            for places in (self._times, self._rates, self._amounts, self._flows)
+            for places in (self._numbers, self._rates, self._flows)
         ]
+
+    @property
+    def size(self) -> int:
+        """Bytes of one compute."""
+        return len(self._data)
 
     def _moment(self, time: int) -> int:
         """Orders the numbers of times: a kernel begins, ends, then the next one begins."""
@@ -97,26 +97,31 @@ class ComputeTemplate:
         self._packets.add_args(event, dict.fromkeys(span.rates, _RATE))
         event.flow_ids.extend([_FLOW] * len(out))
         event.terminating_flow_ids.extend([_FLOW] * len(into))
-        self._add(span.begin, event)
+        first = 2 * self._n + 1
+        amounts = [first + amount for amount in span.amounts.values()]
+        self._add(span.begin, event, amounts, [*span.rates.values()], [*out, *into])
+
+    def _add(
+        self,
+        time: int,
+        event: pb.TrackEvent,
+        amounts: Sequence[int] = (),
+        rates: Sequence[int] = (),
+        flows: Sequence[int] = (),
+    ) -> None:
+        packet, start = event_packet(_NUMBER, event), len(self._data)
+        self._numbers.append((start + packet.index(_NUMBER_BYTES), time))
         # of all args the marked ones are the last, so their bytes are the last of that kind
-        self._amounts += self._last(_NUMBER_BYTES, span.amounts.values())
-        self._rates += self._last(_RATE_BYTES, span.rates.values())
-        self._flows += self._last(_FLOW_BYTES, [*out, *into])
-
-    def _add(self, time: int, event: pb.TrackEvent) -> None:
-        packet = event_packet(_NUMBER, event)
-        self._times.append((self.size + packet.index(_NUMBER_BYTES), time))
-        self._parts.append(packet)
-        self.size += len(packet)
-
-    def _last(self, mark: bytes, values: Collection[int]) -> Iterator[tuple[int, int]]:
-        """The offset of each value: of the last marks in the packet that was added last."""
-        packet = self._parts[-1]
-        found = [len(packet)]
-        for _ in values:
-            found.append(packet.rindex(mark, 0, found[-1]))
-        offsets = [self.size - len(packet) + at for at in found[:0:-1]]
-        return zip(offsets, values, strict=True)
+        for places, mark, values in (
+            (self._numbers, _NUMBER_BYTES, amounts),
+            (self._rates, _RATE_BYTES, rates),
+            (self._flows, _FLOW_BYTES, flows),
+        ):
+            at = len(packet)
+            for value in reversed(values):
+                at = packet.rindex(mark, 0, at)
+                places.append((start + at, value))
+        self._data += packet
 
     def fill(
         self, begin: Int64, end: Int64, done: Int64, amounts: Int64, first_flow: int = 0
@@ -125,37 +130,25 @@ class ComputeTemplate:
         absolute ns, `done` is (n,): when all threads were done. Amounts are (n, any), or (1, any)
         if all computes have the same. Flows are numbered from `first_flow` on, `n_flows` for each
         compute."""
-        (time_at, time_of), (rate_at, rate_of), (amount_at, amount_of), flows = self._fields
+        (number_at, number_of), (rate_at, rate_of), (flow_at, flow_of) = self._fields
         n = len(begin)
         # the last word may reach beyond the end
         out = np.empty(n * self.size + 8, np.uint8)
         rows = out[: n * self.size].reshape(n, self.size)
-        rows[:] = self._bytes
+        rows[:] = np.frombuffer(self._data, np.uint8)
         # the same bytes as words that begin at any byte: one store writes eight of them
         words = np.ndarray((n, self.size), "<u8", out, strides=(self.size, 1))
         doubles = np.ndarray((n, self.size), "<f8", out, strides=(self.size, 1))
-        t = np.concatenate((begin, end, done[:, None]), axis=1)[:, time_of]
-        _put(rows, words, time_at, t)
-        if len(rate_at):
-            dur = (end - begin)[:, rate_of % self._n]
-            # a duration below the resolution of the clock has no rate: 0
-            rates = amounts[:, rate_of] / np.maximum(dur, 1)
-            doubles[:, rate_at] = np.where(dur > 0, rates, 0.0)
-        if len(amount_at):
-            _put(rows, words, amount_at, amounts[:, amount_of])
-        flow_at, flow_of = flows
-        if len(flow_at):
-            base = first_flow + self.n_flows * np.arange(n)
-            words[:, flow_at] = base[:, None] + flow_of
+        shown = np.broadcast_to(amounts, (n, amounts.shape[1]))
+        numbers = np.concatenate((begin, end, done[:, None], shown), axis=1)[:, number_of]
+        words[:, number_at] = padded_words(numbers)
+        if int(numbers.max()) >> 56:
+            rows[:, number_at + 8] = numbers >> 56
+        dur = (end - begin)[:, rate_of % self._n]
+        # a duration below the resolution of the clock has no rate: 0
+        doubles[:, rate_at] = np.where(dur > 0, amounts[:, rate_of] / np.maximum(dur, 1), 0.0)
+        words[:, flow_at] = first_flow + self.n_flows * np.arange(n)[:, None] + flow_of
         return out[: n * self.size]
-
-
-def _put(
-    rows: NDArray[np.uint8], words: NDArray[np.uint64], at: NDArray[np.intp], values: Int64
-) -> None:
-    words[:, at] = padded_words(values)
-    if values.size and int(values.max()) >> 56:
-        rows[:, at + 8] = values >> 56
 
 
 def padded_words(values: Int64) -> NDArray[np.uint64]:

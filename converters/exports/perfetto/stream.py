@@ -65,25 +65,16 @@ class Options:
     """leave out events that are not whole (`log.resolve`), and count them"""
 
 
-@dataclass(frozen=True)
-class Written:
-    """What became of a log."""
-
-    bytes: int
-    """before compression"""
-    left_out: int
-    """events that are not whole (lenient)"""
-
-
 def write_perfetto(
     reader: EventReader, output: BinaryIO, options: Options, others: Sequence[EventReader] = ()
-) -> Written:
-    """Writes the log's session to `output` as a Perfetto trace (protobuf), `others` below it.
+) -> int:
+    """Writes the log's session to `output` as a Perfetto trace (protobuf), `others` below it; how
+    many events were left out (lenient).
 
     Raises LogError, with the line, for an event that is not whole, unless `options.lenient`; and
     UsageError when nothing of a log was selected.
     """
-    n_bytes = left_out = 0
+    left_out = 0
     writer: _Writer | None = None
     compressed = gzip.GzipFile("", "wb", 5, output, mtime=0) if options.gzip else None
     with compressed or nullcontext(output) as file:
@@ -91,8 +82,7 @@ def write_perfetto(
             name = each.path if others else ""
             writer = _Writer(each, file.write, options, name, writer)
             left_out += writer.run()
-            n_bytes += writer.n_bytes
-    return Written(n_bytes, left_out)
+    return left_out
 
 
 class _Writer(traced.TracedLog):
@@ -103,7 +93,6 @@ class _Writer(traced.TracedLog):
         super().__init__(reader, options.selection, options.threads)
         self.n_flows: int = before.n_flows if before else 0
         """of all logs so far"""
-        self.n_bytes = 0
         self._output = write
         self._options = options
         self._packets = packets = Packets()
@@ -157,11 +146,8 @@ class _Writer(traced.TracedLog):
 
     def _emit(self, data: Any) -> None:
         if self._packets.any_new:
-            interned = self._packets.take_interned()
-            self._output(interned)
-            self.n_bytes += len(interned)
+            self._output(self._packets.take_interned())
         self._output(data)
-        self.n_bytes += len(data)
 
     def _new_flows(self, n: int) -> int:
         self.n_flows += n
