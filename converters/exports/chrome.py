@@ -9,9 +9,7 @@ a plan have in common is encoded once; per compute only numbers are put into it.
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,7 +22,7 @@ from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.converters.exports import traced
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.kernels import KernelWork
-from llamacpp_instr.log.graph.timeline import Selection, layer_name, remember
+from llamacpp_instr.log.graph.timeline import layer_name, remember
 from llamacpp_instr.log.reader import EventReader, LogEnd
 from llamacpp_instr.log.session import kernel_times
 
@@ -44,31 +42,25 @@ _THOUSANDTHS = np.array([b"%03d" % i for i in range(1000)], object)
 def write_chrome(
     reader: EventReader,
     output: BinaryIO,
-    selection: Selection | None = None,
-    threads: bool = True,
-    compress: bool = False,
-    lenient: bool = False,
+    options: traced.Options = traced.WHOLE,
     others: Sequence[EventReader] = (),
 ) -> int:
     """Writes the log's session to `output`, `others` beside it as processes of their own; how many
-    events were left out (`lenient`).
+    events were left out (lenient). Several sessions begin where their wall clocks say.
 
-    `threads` gives every thread of ggml a track, where the log has them. Several sessions begin
-    where their wall clocks say. Raises LogError, with the line, for an event that is not whole
-    (`log.resolve`), unless `lenient`; and UsageError when nothing of a log was selected.
+    Raises LogError, with the line, for an event that is not whole, unless `options.lenient`; and
+    UsageError when nothing of a log was selected.
     """
     readers = [_Started(each) for each in (reader, *others)]
     earliest = min((each.start.wall for each in readers if each.start), default=0)
     left_out, before = 0, Track(0, 0)
-    compressed = gzip.GzipFile("", "wb", 5, output, mtime=0) if compress else None
-    with compressed or nullcontext(output) as file:
+    with options.compressed(output) as file:
         for each in readers:
             name, at = "", 0
             if others and each.start:
                 name, at = f", {printable(each.path)}", each.start.wall - earliest
-            chosen = selection or Selection()
-            writer = _Writer(each, file.write, chosen, threads, name, at, before)
-            left_out += writer.run(lenient)
+            writer = _Writer(each, file.write, options, name, at, before)
+            left_out += writer.run()
             before = writer.tracks.latest
         file.write(b"\n]}\n")
     return left_out
@@ -79,23 +71,22 @@ class _Writer(traced.TracedLog):
         self,
         reader: EventReader,
         write: Callable[[bytes], object],
-        selection: Selection,
-        threads: bool,
+        options: traced.Options,
         name: str,
         at: int,
         before: Track,
     ) -> None:
         """`name` follows the names of the session's processes; it began `at` ns after the earliest
         one; the sessions `before` have processes and tracks up to these numbers."""
-        super().__init__(reader, selection, threads)
+        super().__init__(reader, options)
         self._write, self._at = write, at
         self._start = 0
         self._separator = SEPARATOR if before.pid else b""
         self.tracks = Tracks(self._event, name, before)
         self._matched = False
 
-    def run(self, lenient: bool) -> int:
-        left_out = self.walk(lenient)
+    def run(self) -> int:
+        left_out = self.walk()
         self.end_marks()
         chosen = self.selection
         if not self._matched and (chosen.steps, chosen.layers, chosen.ops) != (None,) * 3:

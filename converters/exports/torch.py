@@ -11,6 +11,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -20,11 +21,18 @@ import orjson
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.exports.traced import TEMPLATES, OpenStep, TracedLog, TracedPlan
+from llamacpp_instr.converters.exports.traced import (
+    TEMPLATES,
+    WHOLE,
+    OpenStep,
+    Options,
+    TracedLog,
+    TracedPlan,
+)
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.ops import tensor
-from llamacpp_instr.log.graph.timeline import PlanTimeline, Selection, remember
+from llamacpp_instr.log.graph.timeline import PlanTimeline, remember
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.session import kernel_times
 
@@ -44,23 +52,23 @@ _FIRST_ID = 1 << 16
 def write_torch(
     reader: EventReader,
     folder: Path,
-    lenient: bool = False,
-    selection: Selection | None = None,
+    options: Options = WHOLE,
     take: Callable[[int], object] = int,
 ) -> int:
-    """Writes both files into `folder`; how many events were left out (`lenient`). Raises LogError,
-    with the line, for an event that is not whole (`log.resolve`), unless `lenient`; UsageError if
-    no step was selected. `take` is called with the numbers of bytes, before compression."""
-    return _Writer(reader, folder, selection or Selection(), take).run(lenient)
+    """Writes both files into `folder`, the steps selected; how many events were left out (lenient).
+    Raises LogError, with the line, for an event that is not whole, unless `options.lenient`;
+    UsageError if no step was selected. `take` is called with the numbers of bytes, before
+    compression."""
+    return _Writer(reader, folder, replace(options, threads=False), take).run()
 
 
 class _Writer(TracedLog):
     of_no_step = ()
 
     def __init__(
-        self, reader: EventReader, folder: Path, selection: Selection, take: Callable[[int], object]
+        self, reader: EventReader, folder: Path, options: Options, take: Callable[[int], object]
     ) -> None:
-        super().__init__(reader, selection, threads=False)
+        super().__init__(reader, options)
         self._folder, self._take = folder, take
         self._in_use = MemoryInUse()
         self._on_side: Counter[bool] = Counter()
@@ -70,10 +78,10 @@ class _Writer(TracedLog):
         self._has_steps = False
         self._start = self._pid = self._step_number = 0
 
-    def run(self, lenient: bool) -> int:
+    def run(self) -> int:
         with gzip.GzipFile(self._folder / TRACE, "wb", 5, mtime=0) as file:
             self._file = file
-            left_out = self.walk(lenient)
+            left_out = self.walk()
             if self.selection.steps is not None and not self._has_steps:
                 raise UsageError(f"{self.reader.path}: no step was selected")
             file.write(b"\n]}\n")

@@ -7,11 +7,13 @@ beyond the step. What waits for its end is bounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from gzip import GzipFile
 from hashlib import sha256
 from heapq import heappop, heappush
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -42,6 +44,30 @@ TEMPLATES = 64
 DECODES = 3
 """that a viewer shows first"""
 _ABOUT_COMPUTE = ("compute", "graph", "source", "n_tokens", "n_threads", "status", "reused")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is written."""
+
+    selection: Selection = field(default_factory=Selection)
+    threads: bool = True
+    """a track for every thread of ggml, where the log has them"""
+    flows: bool = False
+    """arrows from ops to those that read their results, from tokens to the steps that take them, in
+    a format that has flows"""
+    gzip: bool = False
+    lenient: bool = False
+    """leave out events that are not whole (`log.resolve`), and count them"""
+
+    def compressed(self, output: BinaryIO) -> AbstractContextManager[BinaryIO]:
+        """What is written to, for `output`."""
+        if not self.gzip:
+            return nullcontext(output)
+        return cast(AbstractContextManager[BinaryIO], GzipFile("", "wb", 5, output, mtime=0))
+
+
+WHOLE = Options()
 
 
 @dataclass
@@ -158,12 +184,10 @@ class TracedLog:
     )  # fmt: skip
     """events that are left out if steps are selected"""
 
-    def __init__(self, reader: EventReader, selection: Selection, threads: bool) -> None:
-        """`threads` asks for every thread of ggml, where the log has them."""
-        self.reader, self.selection, self._threads = reader, selection, threads
+    def __init__(self, reader: EventReader, options: Options) -> None:
+        self.reader, self.options, self.selection = reader, options, options.selection
         self.refs = Resolver()
-        """a plan keeps its TracedPlan, a step its OpenStep"""
-        self.whole = selection.steps is None
+        self.whole = self.selection.steps is None
         """whether what belongs to no step is wanted"""
         self.spans: dict[int, tuple[int, int]] = {}
         """begin and end of the most recent steps"""
@@ -180,8 +204,8 @@ class TracedLog:
         self._plans: dict[bytes, TracedPlan] = {}
         """by the digest of what it is made of: each run of a prompt builds the same graphs again"""
 
-    def walk(self, lenient: bool) -> int:
-        """Takes all events; how many were left out (`lenient`). What has not ended then ends with
+    def walk(self) -> int:
+        """Takes all events; how many were left out. What has not ended then ends with
         the log, except marks (`end_marks`)."""
         unwanted = () if self.whole else self.of_no_step
         takers = {
@@ -189,7 +213,7 @@ class TracedLog:
             for event in schema.EVENTS
             if hasattr(self, name := f"take_{schema.event_name(event)}") and event not in unwanted
         }
-        left_out = self.refs.feed(self.reader, takers, lenient)
+        left_out = self.refs.feed(self.reader, takers, self.options.lenient)
         for ctx in list(self._layers):
             self._flush_layers(ctx)
         self._computed = max(self.refs.latest, self._computed)
@@ -295,7 +319,7 @@ class TracedLog:
                 amounts = {"GB/s": work.bytes, "GFLOP/s": work.flops}
                 rates = {unit: int(of.sum()) / compute.dur for unit, of in amounts.items()}
                 self.draw_rates(compute, rates)
-        if self._threads and ops.wait is not None:
+        if self.options.threads and ops.wait is not None:
             self.draw_ops(compute.ctx, ops, plan, None)
 
     def take_sync(self, sync: schema.Sync) -> None:

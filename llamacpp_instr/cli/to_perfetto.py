@@ -44,6 +44,7 @@ def to_perfetto(
     other logs have tracks of their own below.
     """
     from llamacpp_instr.base.output import check_output, open_output
+    from llamacpp_instr.converters.exports.traced import Options
     from llamacpp_instr.log.graph.timeline import Selection
 
     selection = Selection(
@@ -55,22 +56,18 @@ def to_perfetto(
         raise UsageError(f"-o {output}: give --format json too, or a name that ends in .pftrace")
     if form == "json" and flows:
         raise UsageError("--flows needs --format protobuf")
+    if form == "json":
+        from llamacpp_instr.converters.exports.chrome import write_chrome as write
+    else:
+        from llamacpp_instr.converters.exports.perfetto import write_perfetto as write
     kind = "json" if form == "json" else "pftrace"
     output = output or cli.default_name(logs.names[0], kind + ".gz" * compress, "trace")
     check_output(output, force, *logs.names)
     if output == "-" and sys.stdout.isatty():
         raise UsageError("a trace is binary and the output is a terminal; name a file, or pipe it")
     bound = SizeBound(max_size, whole=steps is None)
+    options = Options(selection, not no_threads, flows, compress, logs.lenient)
     with logs.converting(bound) as (first, *others), open_output(output, force) as whole:
-        file = bound.counted(whole)
-        if form == "json":
-            from llamacpp_instr.converters.exports.chrome import write_chrome
-
-            write_chrome(first, file, selection, not no_threads, compress, logs.lenient, others)
-        else:
-            from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
-
-            options = Options(selection, not no_threads, flows, compress, logs.lenient)
-            write_perfetto(first, file, options, others)
+        write(first, bound.counted(whole), options, others)
     if output != "-":
         print_line(output)

@@ -33,6 +33,7 @@ def to_torch(
     """
     from llamacpp_instr.base.output import check_not_input, open_output_directory
     from llamacpp_instr.converters.exports.torch import NAMES, write_torch
+    from llamacpp_instr.converters.exports.traced import Options
     from llamacpp_instr.log.graph.timeline import Selection
 
     need("torch")
@@ -43,5 +44,6 @@ def to_torch(
         if len(readers) > 1:
             raise UsageError(f"{len(readers)} sessions; a directory is for one")
         with open_output_directory(output, NAMES, force) as folder:
-            write_torch(readers[0], folder, logs.lenient, Selection(steps), bound.take)
+            options = Options(Selection(steps), lenient=logs.lenient)
+            write_torch(readers[0], folder, options, bound.take)
     notice(f"{output}: {', '.join(NAMES)}")

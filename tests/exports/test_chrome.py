@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import LogError, UsageError
 from llamacpp_instr.converters.exports.chrome import write_chrome
+from llamacpp_instr.converters.exports.traced import Options
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.timeline import Lanes, Selection
 from llamacpp_instr.log.reader import read_events as read_log
@@ -37,7 +38,7 @@ def convert(path: Path, data: bytes, **options: Any) -> list[Record]:
     """The events of a log's trace; times are exact, in ns of the log's clock."""
     path.write_bytes(data)
     output = io.BytesIO()
-    write_chrome(read_log(path), output, **options)
+    write_chrome(read_log(path), output, Options(**options))
     whole = json.loads(output.getvalue(), parse_float=Decimal)
     for event in whole["traceEvents"]:
         for key in ("ts", "dur"):
@@ -211,7 +212,7 @@ def test_a_log_that_lacks_an_event_is_one_line_or_leaves_events_out(
     path = tmp_path_factory.getbasetemp() / "lacking.log"
     with pytest.raises(LogError, match=r":\d+: .* was never given"):
         convert(path, encode(events))
-    assert write_chrome(read_log(path), io.BytesIO(), lenient=True) > 0
+    assert write_chrome(read_log(path), io.BytesIO(), Options(lenient=True)) > 0
 
 
 # --- a real one ---

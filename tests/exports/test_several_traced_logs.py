@@ -112,7 +112,7 @@ def test_threads_have_tracks_if_they_are_wanted(tmp_path: Path, threads: bool) -
     path = tmp_path / "a.log"
     path.write_bytes(encode(make_log(lambda _, high: high, n_contexts=1, level="verbose")))
     output = io.BytesIO()
-    write_chrome(read_events(path), output, threads=threads)
+    write_chrome(read_events(path), output, Options(threads=threads))
     events = json.loads(output.getvalue())["traceEvents"]
     names = {of["args"]["name"] for of in events if of["name"] == "thread_name"}
     wanted = {f"thread {i}" for i in range(3)} if threads else set()

@@ -19,6 +19,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.exports.torch import MemoryInUse, write_torch
+from llamacpp_instr.converters.exports.traced import Options
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.timeline import Selection
 from llamacpp_instr.log.reader import read_events
@@ -334,12 +335,12 @@ def test_memory_of_a_device_is_counted_apart(tmp_path: Path) -> None:
 
 
 def test_only_chosen_steps_are_written(tmp_path: Path) -> None:
-    write_torch(read_events(EVERY_EVENT), tmp_path, selection=Selection(steps=(0, 0)))
+    write_torch(read_events(EVERY_EVENT), tmp_path, Options(Selection(steps=(0, 0))))
     assert len(events_of(tmp_path, "kernel")) == 3
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(UsageError, match="no step was selected"):
-        write_torch(read_events(EVERY_EVENT), other, selection=Selection(steps=(1, 9)))
+        write_torch(read_events(EVERY_EVENT), other, Options(Selection(steps=(1, 9))))
 
 
 def test_what_is_before_compression_is_counted(tmp_path: Path) -> None:

@@ -7,12 +7,9 @@ what lies before it on its track.
 
 from __future__ import annotations
 
-import gzip
 import json
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, BinaryIO
 
@@ -35,9 +32,9 @@ from llamacpp_instr.converters.exports.perfetto.packets import (
     sample,
     valid,
 )
+from llamacpp_instr.converters.exports.traced import Options
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.kernels import KernelWork
-from llamacpp_instr.log.graph.timeline import Selection
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.steps import taken_share
 
@@ -51,20 +48,6 @@ VALUES = 1000
 """tensors whose values are drawn as counters; a pattern may match all of a model"""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is written."""
-
-    selection: Selection = field(default_factory=Selection)
-    threads: bool = True
-    """a track for every thread of ggml, where the log has them"""
-    flows: bool = False
-    """arrows from ops to those that read their results, from tokens to the steps that take them"""
-    gzip: bool = False
-    lenient: bool = False
-    """leave out events that are not whole (`log.resolve`), and count them"""
-
-
 def write_perfetto(
     reader: EventReader, output: BinaryIO, options: Options, others: Sequence[EventReader] = ()
 ) -> int:
@@ -76,8 +59,7 @@ def write_perfetto(
     """
     left_out = 0
     writer: _Writer | None = None
-    compressed = gzip.GzipFile("", "wb", 5, output, mtime=0) if options.gzip else None
-    with compressed or nullcontext(output) as file:
+    with options.compressed(output) as file:
         for each in (reader, *others):
             name = each.path if others else ""
             writer = _Writer(each, file.write, options, name, writer)
@@ -90,11 +72,10 @@ class _Writer(traced.TracedLog):
         self, reader: EventReader, write: Write, options: Options, name: str, before: _Writer | None
     ) -> None:
         """`before` has written the log before."""
-        super().__init__(reader, options.selection, options.threads)
+        super().__init__(reader, options)
         self.n_flows: int = before.n_flows if before else 0
         """of all logs so far"""
         self._output = write
-        self._options = options
         self._packets = packets = Packets()
         self.tracks: Tracks = Tracks(self._emit, name, before.tracks.latest if before else 0)
         self._request_flows: dict[int, array[int]] = {}
@@ -112,7 +93,7 @@ class _Writer(traced.TracedLog):
 
     def run(self) -> int:
         """How many events were left out."""
-        left_out = self.walk(self._options.lenient)
+        left_out = self.walk()
         for tokens in self._tokens.values():
             for token in tokens:
                 self._draw_token(token, None)
@@ -414,7 +395,7 @@ class _Writer(traced.TracedLog):
             self._slice(track, name, begin, now, "split", args)
 
     def draw_token(self, token: schema.Token) -> None:
-        if self._options.flows:
+        if self.options.flows:
             # until the next step begins it is not known whether one takes it
             self._tokens.setdefault(token.ctx, []).append(token)
         else:

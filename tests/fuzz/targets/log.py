@@ -126,7 +126,7 @@ def chrome(path: Path) -> None:
     for lenient in (True, False):
         with may_refuse():
             trace = io.BytesIO()
-            write_chrome(read_events(path, lenient), trace, lenient=lenient)
+            write_chrome(read_events(path, lenient), trace, Options(lenient=lenient))
             json.loads(trace.getvalue())
 
 
@@ -134,7 +134,7 @@ def torch(path: Path) -> None:
     """`instr to-torch`."""
     for lenient in (True, False):
         with may_refuse(), _folder(path) as folder:
-            write_torch(read_events(path, lenient), folder, lenient)
+            write_torch(read_events(path, lenient), folder, Options(lenient=lenient))
             with gzip.open(folder / TRACE) as trace:
                 json.load(trace)
 
