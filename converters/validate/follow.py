@@ -23,7 +23,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from llamacpp_instr.converters.exports.onnx.export import export_node, with_weights_as_inputs
-from llamacpp_instr.converters.exports.onnx.tensors import Tensors
+from llamacpp_instr.converters.exports.tensors import Tensors
 from llamacpp_instr.converters.validate.live import Inputs, as_event
 from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
 from llamacpp_instr.debugger.stop import Stop

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.converters.exports.flashinfer.definition import GraphNodes, Use
+from llamacpp_instr.converters.exports.flashinfer.definition import Use
 from llamacpp_instr.converters.exports.flashinfer.uses import (
     Case,
     View,
@@ -29,7 +29,7 @@ from llamacpp_instr.converters.exports.flashinfer.workloads import (
     Workload,
     simple_case,
 )
-from llamacpp_instr.converters.exports.onnx.tensors import Tensors
+from llamacpp_instr.converters.exports.tensors import Tensors
 from llamacpp_instr.converters.validate.live import (
     Inputs,
     as_event,
@@ -61,14 +61,12 @@ def value_at(tensors: Tensors, tensor: int, value_of: ValueOf) -> Array:
     return copied
 
 
-def arrays_of_use(
-    g: GraphNodes, tensors: Tensors, use: Use, value_of: ValueOf
-) -> tuple[Case, dict[str, Array]]:
+def arrays_of_use(g: Tensors, use: Use, value_of: ValueOf) -> tuple[Case, dict[str, Array]]:
     """The case of a use that has been computed, and its inputs and its output."""
-    values = {name: value_at(tensors, tensor, value_of) for name, tensor in use.reads.items()}
-    output = value_at(tensors, use.nodes[-1], value_of)
+    values = {name: value_at(g, tensor, value_of) for name, tensor in use.reads.items()}
+    output = value_at(g, use.nodes[-1], value_of)
     if use.attention:
-        return _of_attention(g, tensors, use, values, output)
+        return _of_attention(g, use, values, output)
     definition, case = use.definition, simple_case(use.definition, use)
     arrays = {
         name: np.ascontiguousarray(values[name].reshape(definition.shape(name, use.axes)), of.dtype)
@@ -82,7 +80,7 @@ def arrays_of_use(
 
 
 def _of_attention(
-    g: GraphNodes, tensors: Tensors, use: Use, values: dict[str, Array], output: Array
+    g: Tensors, use: Use, values: dict[str, Array], output: Array
 ) -> tuple[Case, dict[str, Array]]:
     # (streams, heads, rows, width) as (streams and rows, heads, width)
     q, k, v = (
@@ -105,7 +103,7 @@ def _of_attention(
     inputs = case.definition.inputs
     if "ckv_cache" in inputs:
         dim_v = v.shape[2]
-        behind = tensors.place(use.reads["v"]).offset > tensors.place(use.reads["k"]).offset
+        behind = g.place(use.reads["v"]).offset > g.place(use.reads["k"]).offset
         latent = slice(-dim_v, None) if behind else slice(dim_v)
         rotary = slice(-dim_v) if behind else slice(dim_v, None)
         arrays |= {"q_nope": q[..., latent], "q_pe": q[..., rotary]}
@@ -141,10 +139,10 @@ class Capturer:
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """The nodes of one use of each kind, and what computes their inputs."""
         event = as_event(graph)
-        self._graph, self._tensors = GraphNodes(event), Tensors(event)
+        self._tensors = Tensors(event)
         self._values, self._uses = {}, {}
         kinds: dict[Any, Use] = {}
-        for use in uses_of(self._graph):
+        for use in uses_of(self._tensors):
             kinds.setdefault(self._kind(use), use)
         for use in kinds.values():
             self._uses.setdefault(use.nodes[-1], []).append(use)
@@ -158,7 +156,7 @@ class Capturer:
         return {runs[0], *computed, *self._inputs.readers}
 
     def _kind(self, use: Use) -> Any:
-        g = self._graph
+        g = self._tensors
         if not use.attention:
             return use.definition.name, use.definition.variant, tuple(use.axes.items())
         (node,), mask = use.nodes, use.reads.get("mask")
@@ -173,7 +171,7 @@ class Capturer:
         if base in self._bases:
             self._values[base] = read(stop.graph.address_of(base))
         for use in self._uses.get(stop.node.index, ()):
-            case, arrays = arrays_of_use(self._graph, tensors, use, self._value)
+            case, arrays = arrays_of_use(tensors, use, self._value)
             workload = self._found.workload(case)
             if workload.id not in self._kept:
                 self._kept.add(workload.id)

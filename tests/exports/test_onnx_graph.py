@@ -20,7 +20,7 @@ from llamacpp_instr.converters.exports.onnx.export import (
     with_external_weights,
     with_weights_as_inputs,
 )
-from llamacpp_instr.converters.exports.onnx.tensors import Tensors
+from llamacpp_instr.converters.exports.tensors import Tensors
 from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 from tests.exports.test_onnx_ops import RNG, Array, close, some, words
 

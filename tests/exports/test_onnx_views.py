@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from llamacpp_instr.converters.exports.onnx.tensors import Slices, find_slices, places
+from llamacpp_instr.converters.exports.tensors import Slices, find_slices, places
 
 
 def take(base: np.ndarray, steps: Slices) -> np.ndarray:

@@ -23,13 +23,13 @@ from llamacpp_instr.converters.exports.flashinfer import references
 from llamacpp_instr.converters.exports.flashinfer.definition import (
     Axes,
     Definition,
-    GraphNodes,
     Tensor,
     Use,
     dtype_of,
     type_tags,
 )
 from llamacpp_instr.converters.exports.flashinfer.references import FUNCTIONS, with_values
+from llamacpp_instr.converters.exports.tensors import Tensors
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, hiding, scope
 from llamacpp_instr.log.graph.ops import yarn
 
@@ -64,10 +64,10 @@ def _use(
     return Use(definition, axes, nodes, {name: of for name, (of, _) in inputs.items()}, indices)
 
 
-def gemm(g: GraphNodes, node: int) -> Use | None:
+def gemm(g: Tensors, node: int) -> Use | None:
     """A product with a weight; a weight of several matrices is multiplied batch by batch."""
     a, b = g.nodes.src[node][1], g.nodes.src[node][0]
-    if not g.is_weight(b):
+    if not g.shows_weight(b):
         return None
     k, n, batch, others = g.ne(b)
     stored = g.type(b)
@@ -88,10 +88,10 @@ def gemm(g: GraphNodes, node: int) -> Use | None:
     )  # fmt: skip
 
 
-def experts(g: GraphNodes, node: int) -> Use | None:
+def experts(g: Tensors, node: int) -> Use | None:
     """A product of each token with the experts that were chosen for it."""
     weights, x, ids = g.nodes.src[node][:3]
-    if not g.is_weight(weights):
+    if not g.shows_weight(weights):
         return None
     k, n, n_experts, _ = g.ne(weights)
     slots, tokens = g.ne(ids)[:2]
@@ -112,7 +112,7 @@ def experts(g: GraphNodes, node: int) -> Use | None:
     )  # fmt: skip
 
 
-def norm(g: GraphNodes, node: int) -> Use | None:
+def norm(g: Tensors, node: int) -> Use | None:
     """RMS_NORM with the product and the sum around it, or NORM alone. `node` is the norm."""
     (x,) = g.nodes.src[node]
     width, op = g.ne(node)[0], g.op(node)
@@ -143,23 +143,23 @@ def norm(g: GraphNodes, node: int) -> Use | None:
     )  # fmt: skip
 
 
-def _scaled(g: GraphNodes, norm_: int) -> tuple[int | None, int]:
+def _scaled(g: Tensors, norm_: int) -> tuple[int | None, int]:
     """The product that alone reads a norm, and its weight."""
     after = norm_ + 1
     if after < len(g.nodes.op) and g.op(after) == "MUL" and g.readers[norm_] == 1:
         a, b = g.nodes.src[after]
         weight = b if a == norm_ else a
-        if norm_ in (a, b) and g.is_weight(weight) and g.rows(weight) == 1:
+        if norm_ in (a, b) and g.shows_weight(weight) and g.rows(weight) == 1:
             return after, weight
     return None, 0
 
 
-def _is_residual(g: GraphNodes, node: int) -> bool:
+def _is_residual(g: Tensors, node: int) -> bool:
     a, b = g.nodes.src[node]
-    return g.ne(a) == g.ne(b) and not g.is_weight(a) and not g.is_weight(b)
+    return g.ne(a) == g.ne(b) and not g.shows_weight(a) and not g.shows_weight(b)
 
 
-def rows(g: GraphNodes, node: int) -> Use | None:
+def rows(g: Tensors, node: int) -> Use | None:
     """The rows of a table by their numbers: an embedding, or a choice of tokens."""
     table, ids = g.nodes.src[node][:2]
     width, n, *others = g.ne(table)
@@ -167,7 +167,7 @@ def rows(g: GraphNodes, node: int) -> Use | None:
     if prod(others) != 1 or g.type(ids) != "i32" or stored in ("i32", "i64"):
         return None
     fixed, axes = {"embedding_dim": width}, {"num_tokens": g.rows(node)}
-    if g.is_weight(table):
+    if g.shows_weight(table):
         name, about = f"embedding_v{n}_d{width}", "Rows of the embedding."
         fixed["vocab_size"] = n
     else:
@@ -184,7 +184,7 @@ def rows(g: GraphNodes, node: int) -> Use | None:
     )  # fmt: skip
 
 
-def rope(g: GraphNodes, node: int) -> Use | None:
+def rope(g: Tensors, node: int) -> Use | None:
     """Queries or keys turned by their positions. Positions of images are not described."""
     found, (x, positions, *factors) = g.params(node), g.nodes.src[node]
     width, heads, tokens, others = g.ne(x)
@@ -215,7 +215,7 @@ def rope(g: GraphNodes, node: int) -> Use | None:
     )  # fmt: skip
 
 
-def activation(g: GraphNodes, node: int) -> Use | None:
+def activation(g: Tensors, node: int) -> Use | None:
     """A function of each element, or of a gate that is multiplied with another half."""
     sources, kind = g.nodes.src[node], str(g.params(node)["kind"])
     gated = g.op(node) == "GLU"
@@ -235,7 +235,7 @@ def activation(g: GraphNodes, node: int) -> Use | None:
     )  # fmt: skip
 
 
-def softmax(g: GraphNodes, node: int) -> Use | None:
+def softmax(g: Tensors, node: int) -> Use | None:
     """Of rows without a mask, as those of a router."""
     (x, *masks), scale = g.nodes.src[node], float(g.params(node)["scale"])
     if masks:
@@ -248,7 +248,7 @@ def softmax(g: GraphNodes, node: int) -> Use | None:
     )  # fmt: skip
 
 
-def topk(g: GraphNodes, node: int) -> Use | None:
+def topk(g: Tensors, node: int) -> Use | None:
     """The indices of the largest of each row. ARGSORT sorts all, and a view takes the first."""
     (x,), width = g.nodes.src[node], g.ne(g.nodes.src[node][0])[0]
     if g.op(node) == "ARGSORT":
@@ -265,7 +265,7 @@ def topk(g: GraphNodes, node: int) -> Use | None:
     )  # fmt: skip
 
 
-def elementwise(g: GraphNodes, node: int) -> Use | None:
+def elementwise(g: Tensors, node: int) -> Use | None:
     """A sum or a product of two tensors of one shape, or of rows with one row."""
     a, b = g.nodes.src[node][:2]
     op, width = g.op(node), g.ne(node)[0]
@@ -306,7 +306,7 @@ class Case:
     scalars: dict[str, float]
 
 
-def attention(g: GraphNodes, node: int) -> Use | None:
+def attention(g: Tensors, node: int) -> Use | None:
     """The tensors of an attention; its definition depends on the masks of a compute (`case_of`).
     None with a bias by distance, which no definition has."""
     if g.params(node)["max_bias"]:
@@ -317,7 +317,7 @@ def attention(g: GraphNodes, node: int) -> Use | None:
     return Use(base, {}, (node,), reads, attention=True)
 
 
-def case_of(g: GraphNodes, use: Use, views: Sequence[View]) -> Case:
+def case_of(g: Tensors, use: Use, views: Sequence[View]) -> Case:
     """The definition and the sizes of an attention whose queries see `views`."""
     (node,), q, k, v = use.nodes, *(use.reads[name] for name in "qkv")
     (dim, _, heads, _), (_, n_kv, kv_heads, streams), dim_v = g.ne(q), g.ne(k), g.ne(v)[0]
@@ -487,10 +487,10 @@ def _view(rows: Sequence[NDArray[Any]]) -> View:
     return View(len(rows), whole, window)
 
 
-def _is_latent(g: GraphNodes, use: Use) -> bool:
+def _is_latent(g: Tensors, use: Use) -> bool:
     """Whether values are a part of the keys, as in multi-head latent attention."""
     k, v = use.reads["k"], use.reads["v"]
-    return g.ne(k)[2] == 1 and g.ne(v)[0] < g.ne(k)[0] and g.base(k) == g.base(v)
+    return g.ne(k)[2] == 1 and g.ne(v)[0] < g.ne(k)[0] and g.viewed(k) == g.viewed(v)
 
 
 def _lse(rows: str) -> Tensor:
@@ -510,7 +510,7 @@ def _source(source: str, sinks: bool, **values: float) -> str:
 
 # --- all ---
 
-_Matcher = Callable[[GraphNodes, int], Use | None]
+_Matcher = Callable[[Tensors, int], Use | None]
 _MATCHERS: dict[str, tuple[_Matcher, int]] = {
     "MUL_MAT": (gemm, 2),
     "MUL_MAT_ID": (experts, 3),
@@ -529,7 +529,7 @@ _MATCHERS: dict[str, tuple[_Matcher, int]] = {
 """by op: what describes a node, and how many sources it has at least"""
 
 
-def uses_of(g: GraphNodes) -> list[Use]:
+def uses_of(g: Tensors) -> list[Use]:
     """The uses of definitions, in the order of their first nodes. A node belongs to one use at
     most; nodes in none have no definition."""
     found: dict[int, Use] = {}

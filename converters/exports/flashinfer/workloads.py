@@ -25,7 +25,6 @@ from llamacpp_instr.converters.exports.flashinfer.definition import (
     Axes,
     Catalog,
     Definition,
-    GraphNodes,
     Use,
 )
 from llamacpp_instr.converters.exports.flashinfer.uses import (
@@ -35,6 +34,7 @@ from llamacpp_instr.converters.exports.flashinfer.uses import (
     uses_of,
     views_of_log,
 )
+from llamacpp_instr.converters.exports.tensors import Tensors
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, attentions
 from llamacpp_instr.log.graph.kernels import kernel_nodes, node_backends, without_copies
 from llamacpp_instr.log.schema import Plan
@@ -138,7 +138,7 @@ def _of_session(found: Found, session: Session) -> Iterator[None]:
     kernels: dict[int, _Kernels] = {}
     cases: dict[tuple[int, Any, Ubatch | None], Workload] = {}
     graphs = {
-        number: GraphNodes(without_copies(of)) for number, of in session.graphs.items() if of.nodes
+        number: Tensors(without_copies(of)) for number, of in session.graphs.items() if of.nodes
     }
     if not account.ops:
         raise UsageError(f"{session.path}: no kernels; record with --level detailed")
@@ -166,7 +166,7 @@ def _of_session(found: Found, session: Session) -> Iterator[None]:
         yield
 
 
-def _kernels(g: GraphNodes, plan: Plan) -> _Kernels:
+def _kernels(g: Tensors, plan: Plan) -> _Kernels:
     uses = uses_of(g)
     of_node = {node: number for number, use in enumerate(uses) for node in use.nodes}
     belongs, ops = [], []
@@ -183,7 +183,7 @@ def _kernels(g: GraphNodes, plan: Plan) -> _Kernels:
     return _Kernels(used, kinds, attention, [numbers[use] for use in belongs], ops)
 
 
-def _kind(g: GraphNodes, use: Use, attention: Attention) -> Any:
+def _kind(g: Tensors, use: Use, attention: Attention) -> Any:
     """What the layers of a model have in common."""
     params = tuple(g.params(use.nodes[0]).items())
     shapes = tuple((g.ne(use.reads[name]), g.type(use.reads[name])) for name in "qkv")
@@ -191,7 +191,7 @@ def _kind(g: GraphNodes, use: Use, attention: Attention) -> Any:
 
 
 def _case(
-    g: GraphNodes, use: Use, attention: Attention | None, ubatch: Ubatch | None
+    g: Tensors, use: Use, attention: Attention | None, ubatch: Ubatch | None
 ) -> tuple[Case, bool]:
     if attention is None:
         if max(use.axes.values(), default=0) > _MOST:

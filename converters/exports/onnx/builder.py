@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from llamacpp_instr.converters.exports.onnx.tensors import (
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.exports.tensors import (
     Place,
     Slices,
     Tensors,
@@ -43,6 +44,8 @@ class Builder:
     """The graph so far."""
 
     def __init__(self, graph: Graph) -> None:
+        if graph.nodes is None or graph.nodes.nb is None:
+            raise UsageError("the log has no strides; record with --level verbose")
         self.tensors = Tensors(graph)
         self.nodes: list[NodeProto] = []
         self.inputs: dict[int, ValueInfoProto] = {}

@@ -19,13 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from llamacpp_instr.converters.exports.onnx.builder import ELEMENTS, Builder
-from llamacpp_instr.log.graph.ops import op_params, yarn
-
-
-def params_of(b: Builder, node: int) -> dict[str, Any]:
-    """The parameters of a node by name."""
-    nodes = b.tensors.nodes
-    return op_params(nodes.op[node], nodes.params[node])
+from llamacpp_instr.log.graph.ops import yarn
 
 
 def sources_of(b: Builder, node: int) -> list[int]:
@@ -52,7 +46,7 @@ def repeated(b: Builder, tensor: int, to: tuple[int, ...]) -> str:
     shape = b.tensors.shape(tensor)
     if all(n in (1, whole) for n, whole in zip(shape, to, strict=True)):
         # leading dimensions of 1 are ONNX's own
-        one_row = b.tensors.is_weight(tensor) and len(b.tensors.ne(tensor)) == 1
+        one_row = b.tensors.is_weight(tensor) and len(b.tensors.dims(tensor)) == 1
         return b.read(tensor) if one_row else four(b, tensor)
     times = [whole // n for n, whole in zip(shape, to, strict=True)]
     return b.add("Tile", four(b, tensor), b.ints(times))
@@ -64,7 +58,7 @@ def of_one(operator: str, b: Builder, node: int) -> str:
 
 
 def scale(b: Builder, node: int) -> str:
-    found = params_of(b, node)
+    found = b.tensors.params(node)
     value = b.add("Mul", four(b, sources_of(b, node)[0]), b.constant(found["scale"]))
     return b.add("Add", value, b.constant(found["bias"])) if found["bias"] else value
 
@@ -75,18 +69,18 @@ def square(b: Builder, node: int) -> str:
 
 
 def clamp(b: Builder, node: int) -> str:
-    found = params_of(b, node)
+    found = b.tensors.params(node)
     low, high = b.constant(found["min"]), b.constant(found["max"])
     return b.add("Clip", four(b, sources_of(b, node)[0]), low, high)
 
 
 def leaky_relu(b: Builder, node: int) -> str:
-    slope = params_of(b, node)["negative_slope"]
+    slope = b.tensors.params(node)["negative_slope"]
     return b.add("LeakyRelu", four(b, sources_of(b, node)[0]), alpha=slope)
 
 
 def unary(b: Builder, node: int) -> str | None:
-    return function(b, str(params_of(b, node)["kind"]), four(b, sources_of(b, node)[0]))
+    return function(b, str(b.tensors.params(node)["kind"]), four(b, sources_of(b, node)[0]))
 
 
 _FUNCTIONS = {
@@ -123,7 +117,7 @@ _GATES = {
 
 def glu(b: Builder, node: int) -> str | None:
     """A function of one half, or of the first tensor, times the other."""
-    found, sources = params_of(b, node), sources_of(b, node)
+    found, sources = b.tensors.params(node), sources_of(b, node)
     if len(sources) > 1:
         x, gate = four(b, sources[0]), four(b, sources[1])
     else:
@@ -154,13 +148,13 @@ def _floats(words: list[int], *at: int) -> list[float]:
 def norm(operator: str, b: Builder, node: int) -> str:
     x = sources_of(b, node)[0]
     ones = b.filled(b.tensors.shape(x)[3:], 1)
-    return b.add(operator, four(b, x), ones, axis=-1, epsilon=params_of(b, node)["eps"])
+    return b.add(operator, four(b, x), ones, axis=-1, epsilon=b.tensors.params(node)["eps"])
 
 
 def l2_norm(b: Builder, node: int) -> str:
     x = four(b, sources_of(b, node)[0])
     length = b.add("ReduceL2", x, b.ints([3]))
-    least = b.constant(params_of(b, node)["eps"])
+    least = b.constant(b.tensors.params(node)["eps"])
     return b.add("Div", x, b.add("Max", length, least))
 
 
@@ -180,7 +174,7 @@ def cumsum(b: Builder, node: int) -> str:
 def argsort(b: Builder, node: int) -> str:
     """Also TOP_K, whose order ggml leaves open."""
     (x,) = sources_of(b, node)[:1]
-    largest = b.tensors.nodes.op[node] == "TOP_K" or params_of(b, node)["order"] == "DESC"
+    largest = b.tensors.nodes.op[node] == "TOP_K" or b.tensors.params(node)["order"] == "DESC"
     k = b.ints([b.tensors.shape(node)[3]])
     _, index = b.add_many("TopK", [four(b, x), k], 2, axis=3, largest=int(largest))
     return b.add("Cast", index, to=TensorProto.INT32)
@@ -198,11 +192,10 @@ def argmax(b: Builder, node: int) -> str:
 def mul_mat(b: Builder, node: int) -> str:
     """Rows of the first by rows of the second; dimensions of the first are repeated."""
     weight, x = sources_of(b, node)[:2]
-    value = b.read(weight)
-    if b.tensors.is_weight(weight) and len(b.tensors.ne(weight)) <= 2:
-        matrix = b.add("Transpose", value, perm=(1, 0)) if len(b.tensors.ne(weight)) == 2 else value
-        if len(b.tensors.ne(weight)) == 1:
-            matrix = b.reshape(value, (prod(b.tensors.ne(weight)), 1))
+    value, dims = b.read(weight), b.tensors.dims(weight)
+    if b.tensors.is_weight(weight) and not dims[2:]:
+        two = len(dims) == 2
+        matrix = b.add("Transpose", value, perm=(1, 0)) if two else b.reshape(value, (*dims, 1))
         return b.add("MatMul", four(b, x), matrix)
     value = four(b, weight)
     (o3, o2, _, _), (i3, i2, n, k) = b.tensors.shape(x), b.tensors.shape(weight)
@@ -255,7 +248,7 @@ def repeat(b: Builder, node: int) -> str:
 
 def concat(b: Builder, node: int) -> str:
     first, second = sources_of(b, node)[:2]
-    return b.add("Concat", four(b, first), four(b, second), axis=3 - params_of(b, node)["dim"])
+    return b.add("Concat", four(b, first), four(b, second), axis=3 - b.tensors.params(node)["dim"])
 
 
 def get_rows(b: Builder, node: int) -> str:
@@ -263,7 +256,7 @@ def get_rows(b: Builder, node: int) -> str:
     (t3, t2, rows, width), (_, i2, i1, n) = b.tensors.shape(table), b.tensors.shape(ids)
     if (t3, t2) == (1, 1):
         matrix = b.stored(table)
-        if not b.tensors.is_weight(table) or len(b.tensors.ne(table)) != 2:
+        if not b.tensors.is_weight(table) or len(b.tensors.dims(table)) != 2:
             matrix = b.reshape(matrix, (rows, width))
         found = b.add("Gather", matrix, b.reshape(four(b, ids), (n,)), axis=0)
         if b.is_half(table):
@@ -308,7 +301,7 @@ _SECTIONED = ("MROPE", "IMROPE")
 def rope(b: Builder, node: int) -> str | None:
     """Rotates pairs by angles of their position, ROPE_BACK by the negative angles; None for images,
     whose positions are of two dimensions."""
-    found, sources = params_of(b, node), sources_of(b, node)
+    found, sources = b.tensors.params(node), sources_of(b, node)
     mode, n_dims, skipped = str(found["mode"]), int(found["n_dims"]), int(found["n_offs"])
     if mode not in ("NORMAL", "NEOX", *_SECTIONED):
         return None
@@ -372,7 +365,7 @@ def _sections(params: list[int], pairs: int, mode: str) -> list[int]:
 
 def soft_max(b: Builder, node: int) -> str:
     """Softmax of rows, scaled, with a mask, a bias of distance and sinks."""
-    found, (x, *others) = params_of(b, node), sources_of(b, node)
+    found, (x, *others) = b.tensors.params(node), sources_of(b, node)
     shape = b.tensors.shape(x)
     mask = next((t for t in others if b.tensors.shape(t)[3] == shape[3]), None)
     sinks = next((t for t in others if t != mask), None)
@@ -384,7 +377,7 @@ def soft_max(b: Builder, node: int) -> str:
 
 def flash_attention(b: Builder, node: int) -> str:
     """Scores, softmax and weighted sum; the result has heads before tokens, as ggml's has."""
-    found, (q, k, v, *others) = params_of(b, node), sources_of(b, node)
+    found, (q, k, v, *others) = b.tensors.params(node), sources_of(b, node)
     (n3, heads, tokens, _), (_, kv_heads, cells, _) = b.tensors.shape(q), b.tensors.shape(k)
     shape = (n3, heads, tokens, cells)
     bias = [_bias(b, others[0], shape, found["max_bias"])] if others else []

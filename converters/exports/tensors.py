@@ -11,20 +11,23 @@ number. Shapes and strides have four dimensions in numpy's order, strides count 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.log.graph.ops import VIEW_OPS
-from llamacpp_instr.log.schema import Graph, Leaf, Nodes
+from llamacpp_instr.log.graph.ops import VIEW_OPS, op_params
+from llamacpp_instr.log.schema import Graph
 from llamacpp_instr.model.types import GgmlType, type_named
 
 Int64 = NDArray[np.int64]
-Four = tuple[int, ...]
+Four = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -35,31 +38,62 @@ class Place:
     offset: int
     """in elements of the base"""
     shape: Four
-    strides: Four
+    strides: tuple[int, ...]
 
 
 class Tensors:
-    """The tensors of one graph, which must have its nodes with strides (`nb`)."""
+    """The tensors of one graph, which must have its nodes."""
 
     def __init__(self, graph: Graph) -> None:
-        if graph.nodes is None or graph.nodes.nb is None:
-            raise UsageError("the log has no strides; record with --level verbose")
-        self.nodes: Nodes = graph.nodes
-        self.leafs: list[Leaf] = graph.leafs
+        self.graph, self.nodes = graph, graph.whole
+
+    @cached_property
+    def readers(self) -> Counter[int]:
+        """How many nodes read each tensor."""
+        return Counter(source for sources in self.nodes.src for source in sources)
+
+    def op(self, tensor: int) -> str:
+        return self.nodes.op[tensor] if tensor >= 0 else ""
+
+    def params(self, node: int) -> dict[str, Any]:
+        """By name."""
+        return op_params(self.nodes.op[node], self.nodes.params[node])
 
     def name(self, tensor: int) -> str:
-        return self.nodes.name[tensor] if tensor >= 0 else self.leafs[-1 - tensor].name
+        return self.nodes.name[tensor] if tensor >= 0 else self.graph.leaf(tensor).name
 
     def type(self, tensor: int) -> str:
-        return self.nodes.type[tensor] if tensor >= 0 else self.leafs[-1 - tensor].type
+        return self.nodes.type[tensor] if tensor >= 0 else self.graph.leaf(tensor).type
 
-    def ne(self, tensor: int) -> list[int]:
-        return self.nodes.ne[tensor] if tensor >= 0 else self.leafs[-1 - tensor].ne
+    def dims(self, tensor: int) -> list[int]:
+        """As the log has them."""
+        return self.nodes.ne[tensor] if tensor >= 0 else self.graph.leaf(tensor).ne
+
+    def ne(self, tensor: int) -> Four:
+        """In ggml's order: the length of a row first."""
+        a, b, c, d = [*self.dims(tensor), 1, 1, 1, 1][:4]
+        return a, b, c, d
 
     def shape(self, tensor: int) -> Four:
         """In numpy's order."""
-        ne = [*self.ne(tensor), 1, 1, 1, 1]
-        return ne[3], ne[2], ne[1], ne[0]
+        a, b, c, d = self.ne(tensor)
+        return d, c, b, a
+
+    def rows(self, tensor: int) -> int:
+        return prod(self.ne(tensor)[1:])
+
+    def is_weight(self, tensor: int) -> bool:
+        return tensor < 0 and self.graph.leaf(tensor).tensor >= 0
+
+    def viewed(self, tensor: int) -> int:
+        """What a chain of views begins with."""
+        while tensor >= 0 and self.nodes.op[tensor] in VIEW_OPS and self.nodes.src[tensor]:
+            tensor = self.nodes.src[tensor][0]
+        return tensor
+
+    def shows_weight(self, tensor: int) -> bool:
+        """Whether a tensor is a weight, or a view of one."""
+        return self.is_weight(self.viewed(tensor))
 
     def _stored(self, tensor: int) -> GgmlType:
         if (found := type_named(self.type(tensor))) is None:
@@ -67,9 +101,6 @@ class Tensors:
                 f"{self.name(tensor)} has the type {self.type(tensor)}, which is unknown"
             )
         return found
-
-    def is_weight(self, tensor: int) -> bool:
-        return tensor < 0 and self.leafs[-1 - tensor].tensor >= 0
 
     def place(self, tensor: int) -> Place:
         """Where a tensor's elements lie. What writes to another tensor (CPY, SET_ROWS) lies
@@ -116,7 +147,7 @@ class Tensors:
         if tensor >= 0 and self.nodes.nb is not None:
             nb = list(self.nodes.nb[tensor])
         else:
-            type_, ne = self._stored(tensor), self.ne(tensor)
+            type_, ne = self._stored(tensor), self.dims(tensor)
             nb = [type_.block_bytes, type_.row_bytes(ne[0])]
             for n in ne[1:]:
                 nb.append(nb[-1] * n)
