@@ -25,6 +25,7 @@ from llamacpp_instr.log.schema import Graph
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import TYPES
+from tests.exports.test_onnx_graph import return_every_node
 from tests.graph.test_copies import graph_of
 from tests.kit.debugger_kit import opened, prompt_of
 from tests.kit.native_kit import random_models
@@ -165,9 +166,10 @@ def check(architecture: str, model: Path, computed: Computed) -> None:
     graph = computed.graph
     assert graph is not None
     assert graph.nodes is not None
-    exported = export_graph(graph, outputs=range(graph.n_nodes))
+    exported = export_graph(graph)
     assert set(exported.missing) == WITHOUT_MAPPING.get(architecture, set()), architecture
     whole = with_weights(exported, graph, model)
+    return_every_node(whole, exported.names)
     onnx.checker.check_model(whole, full_check=True)
     if exported.missing:
         found = [node.op_type for node in whole.graph.node if node.domain == CUSTOM]

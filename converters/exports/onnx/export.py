@@ -9,7 +9,7 @@ may be larger than memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, BinaryIO, Protocol
@@ -38,8 +38,6 @@ class Exported:
     model: ModelProto
     inputs: dict[int, str]
     """leafs that are not weights: tokens, positions, masks, caches"""
-    state: dict[int, str]
-    """those of them that are written (caches), with the names of the outputs"""
     weights: dict[int, str]
     """leafs that are weights, with the names of their values"""
     names: dict[int, str]
@@ -48,12 +46,9 @@ class Exported:
     """ops without a mapping, and how many nodes have them"""
 
 
-def export_graph(graph: Graph, outputs: Sequence[int] = ()) -> Exported:
-    """The graph as an ONNX model whose weights are named and absent.
-
-    `outputs` are nodes whose values the model also returns, besides those that no node reads.
-    Raises `UsageError` for a graph without strides.
-    """
+def export_graph(graph: Graph) -> Exported:
+    """The graph as an ONNX model whose weights are named and absent. It returns the values that no
+    node reads, and what was written (caches). Raises `UsageError` for a graph without strides."""
     b = Builder(graph)
     nodes = b.tensors.nodes
     blocks = blocks_of(nodes.op, nodes.name, nodes.layer, nodes.src, [f.name for f in graph.leafs])
@@ -75,7 +70,7 @@ def export_graph(graph: Graph, outputs: Sequence[int] = ()) -> Exported:
         if b.tensors.written(i) is None:
             value = names[i] = b.rename(value, nodes.name[i])
         b.write(i, value)
-    return _model(b, names, missing, outputs)
+    return _model(b, names, missing)
 
 
 def export_node(graph: Graph, node: int) -> Exported | None:
@@ -92,7 +87,7 @@ def export_node(graph: Graph, node: int) -> Exported | None:
     domains = [helper.make_opsetid("", OPSET)]
     model = helper.make_model(made, opset_imports=domains, ir_version=IR_VERSION)
     inputs = {tensor: info.name for tensor, info in b.inputs.items()}
-    return Exported(model, inputs, {}, b.weights, {node: value})
+    return Exported(model, inputs, b.weights, {node: value})
 
 
 def _checked(graph: Graph, b: Builder, node: int) -> str | None:
@@ -109,22 +104,17 @@ def _checked(graph: Graph, b: Builder, node: int) -> str | None:
         ) from None
 
 
-def _model(
-    b: Builder, names: dict[int, str], missing: dict[str, int], more: Sequence[int]
-) -> Exported:
+def _model(b: Builder, names: dict[int, str], missing: dict[str, int]) -> Exported:
     nodes = b.tensors.nodes
     read = {b.tensors.place(source).base for sources in nodes.src for source in sources}
-    returned = [i for i in names if i not in read or i in more]
     b.begin("outputs", {})
     outputs = []
-    for i in returned:
+    for i in (i for i in names if i not in read):
         is_input = any(info.name == names[i] for info in b.inputs.values())
         value = b.add("Identity", names[i]) if is_input else names[i]
         outputs.append(b.info(i, value))
-    state = {}
     for leaf, value in b.written.items():
         output = b.rename(b.add("Identity", value), f"{b.tensors.name(leaf)} after")
-        state[leaf] = output
         outputs.append(b.info(leaf, output))
     infos = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, b.tensors.shape(i))
@@ -141,7 +131,7 @@ def _model(
         made, opset_imports=domains, ir_version=IR_VERSION, producer_name="llamacpp_instr"
     )
     inputs = {leaf: info.name for leaf, info in b.inputs.items()}
-    return Exported(model, inputs, state, b.weights, names, missing)
+    return Exported(model, inputs, b.weights, names, missing)
 
 
 # --- weights ---
