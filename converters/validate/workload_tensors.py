@@ -7,6 +7,8 @@ ggml may use its memory again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from llamacpp_instr.converters.exports.flashinfer.workloads import (
     Found,
     Workload,
     simple_case,
+    write_tensors,
 )
 from llamacpp_instr.converters.exports.tensors import Tensors
 from llamacpp_instr.converters.validate.live import (
@@ -42,6 +45,7 @@ from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import read
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel
 from llamacpp_instr.llama.log import LlamaLog
+from llamacpp_instr.log.schema import Model
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.model.file import ModelFile
@@ -122,8 +126,8 @@ def _of_attention(
 
 
 class Capturer:
-    """A follower of a `Debugger`. `weight` reads a weight by its name; `keep` gets each workload
-    once, with its tensors."""
+    """A follower of a `Debugger`. `weight` reads a weight by its name; `keep` gets each workload of
+    `found` once, with its tensors, and stores them."""
 
     def __init__(
         self,
@@ -132,15 +136,13 @@ class Capturer:
         keep: Callable[[Workload, dict[str, Array]], object],
     ) -> None:
         self._found, self._weight, self._keep = found, weight, keep
-        self._kept: set[str] = set()
-        self._values: dict[int, Array] = {}
-        self._uses: dict[int, list[Use]] = {}
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """The nodes of one use of each kind, and what computes their inputs."""
         event = as_event(graph)
         self._tensors = Tensors(event)
-        self._values, self._uses = {}, {}
+        self._values: dict[int, Array] = {}
+        self._uses: dict[int, list[Use]] = {}
         kinds: dict[Any, Use] = {}
         for use in uses_of(self._tensors):
             kinds.setdefault(self._kind(use), use)
@@ -173,8 +175,7 @@ class Capturer:
         for use in self._uses.get(stop.node.index, ()):
             case, arrays = arrays_of_use(tensors, use, self._value)
             workload = self._found.workload(case)
-            if workload.id not in self._kept:
-                self._kept.add(workload.id)
+            if not workload.stored:
                 self._keep(workload, arrays)
 
     def _value(self, tensor: int) -> Array:
@@ -186,18 +187,26 @@ class Capturer:
 DECODES = 1
 
 
+def only_model(session: Session) -> Model:
+    """The model whose tensors can be captured. Raises `UsageError` for several."""
+    if len(session.models) != 1:
+        raise UsageError(f"{session.path}: --capture needs a log of one model")
+    return next(iter(session.models.values()))
+
+
 def capture(
     file: ModelFile,
     session: Session,
     found: Found,
+    folder: Path,
     log: LlamaLog,
-    keep: Callable[[Workload, dict[str, Array]], object],
     on_progress: OnProgress,
 ) -> None:
     """Computes a prefill of as many tokens as the first of the session, with the session's context
-    and the beginning of its prompt, and a decode. `keep` gets each workload, which `found` has
-    then, with its tensors; `on_progress` gets computes done and in total. Raises `UsageError` for a
-    session without steps, and for a weight whose type has no conversion to numbers."""
+    and the beginning of its prompt, and a decode. Writes the tensors of each workload, which
+    `found` has then, into the data set in `folder`; `on_progress` gets computes done and in total.
+    Raises `UsageError` for a session without steps, and for a weight whose type has no conversion
+    to numbers."""
     steps, _ = counted_steps(session)
     if not len(steps):
         raise UsageError(f"{session.path}: no step to run again")
@@ -210,7 +219,7 @@ def capture(
         threads=context.n_threads, cache_type_k=context.type_k, cache_type_v=context.type_v,
         flash_attn="on" if context.flash_attn else "off",
     )  # fmt: skip
-    weight = weight_reader(file)
+    weight, keep = weight_reader(file), partial(write_tensors, found, folder)
     with LoadedModel(file.path, log) as model:
         tokens = _tokens(model, session, n)
         with followed(model, options, Capturer(found, weight, keep)) as made:

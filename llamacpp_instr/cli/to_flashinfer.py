@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import notice, progress_bar
 from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import LOGS, Logs
-
-if TYPE_CHECKING:
-    from llamacpp_instr.converters.exports.flashinfer.workloads import Arrays, Found, Workload
-    from llamacpp_instr.log.session import Session
 
 
 @cli.command(
@@ -50,29 +44,14 @@ def to_flashinfer(
     with progress_bar("Finding workloads") as on_progress:
         found = workloads.find_workloads(sessions, on_progress)
     with open_output_directory(output, ()) as folder:
-        captured = _captured(sessions[0], found, folder) if capture else {}
-        workloads.write_dataset(found, folder, captured)
+        if capture:
+            from llamacpp_instr.converters.analyses.memory import recorded_file
+            from llamacpp_instr.converters.validate import workload_tensors
+            from llamacpp_instr.llama.log import captured
+
+            file = recorded_file(sessions[0], workload_tensors.only_model(sessions[0]))
+            with captured() as log, progress_bar("Capturing") as on_progress:
+                workload_tensors.capture(file, sessions[0], found, folder, log, on_progress)
+        workloads.write_dataset(found, folder)
     report.write([workloads.coverage_report(found, there)])
     notice(f"{output}: {len(found.catalog):,} definitions, {len(found.workloads):,} workloads")
-
-
-def _captured(session: Session, found: Found, folder: Path) -> dict[str, set[str]]:
-    """The names of the tensors that were captured into `folder`, by the ids of their workloads."""
-    from llamacpp_instr.converters.analyses.memory import recorded_file
-    from llamacpp_instr.converters.exports.flashinfer.workloads import write_tensors
-    from llamacpp_instr.converters.validate.workload_tensors import capture
-    from llamacpp_instr.llama.log import captured
-
-    if len(session.models) != 1:
-        raise UsageError(f"{session.path}: --capture needs a log of one model")
-    (model,) = session.models.values()
-    file = recorded_file(session, model)
-    names: dict[str, set[str]] = {}
-
-    def keep(workload: Workload, arrays: Arrays) -> None:
-        write_tensors(found, folder, workload, arrays)
-        names[workload.id] = set(arrays)
-
-    with captured() as log, progress_bar("Capturing") as on_progress:
-        capture(file, session, found, log, keep, on_progress)
-    return names

@@ -15,7 +15,6 @@ from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import Logs, is_model
 
 if TYPE_CHECKING:
-    from llamacpp_instr.log.schema import Graph
     from llamacpp_instr.model.file import ModelFile
 
 
@@ -49,6 +48,7 @@ def to_onnx(
     """
     need("onnx", "onnx")
     from llamacpp_instr.base.output import check_output, open_output
+    from llamacpp_instr.converters.analyses.memory import recorded_file
     from llamacpp_instr.converters.exports.onnx import export
     from llamacpp_instr.lab.weights.measure import LeafWeights
     from llamacpp_instr.llama.engine import ContextOptions
@@ -72,7 +72,14 @@ def to_onnx(
     else:
         if tokens is not None or past is not None:
             raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
-        graph, model = _of_log(source, step, no_weights, lenient)
+        (session,) = Logs((source,), lenient).sessions()
+        graph = export.graph_of_step(session, step)
+        model = None
+        if not no_weights:
+            try:
+                model = recorded_file(session, session.models[session.contexts[graph.ctx].model])
+            except UsageError as error:
+                raise UsageError(f"{error}; --no-weights needs no model file") from None
     exported = export.export_graph(graph)
     with ExitStack() as files:
         # the last to be opened gets its name first
@@ -92,29 +99,3 @@ def to_onnx(
     if exported.missing:
         named = ", ".join(f"{op} ({n})" for op, n in sorted(exported.missing.items()))
         notice(f"operators of the domain ggml, because no standard one is known: {named}")
-
-
-def _of_log(
-    source: str, step: int | None, no_weights: bool, lenient: bool
-) -> tuple[Graph, ModelFile | None]:
-    """The graph of a step, and the file of its weights."""
-    from llamacpp_instr.converters.analyses.memory import recorded_file
-    from llamacpp_instr.log.graph.kernels import without_copies
-
-    (session,) = Logs((source,), lenient).sessions()
-    computes = session.computes
-    wanted = computes["step"] >= 0 if step is None else computes["step"] == step
-    found = computes["graph"][wanted].tolist()
-    if not found:
-        what = "no step" if step is None else f"no step {step}"
-        raise UsageError(f"{source}: {what} that computed a graph")
-    graph = session.graphs[found[-1]]
-    if graph.nodes is None or graph.nodes.nb is None:
-        raise UsageError(f"{source} has no strides of tensors; record with --level verbose")
-    graph = without_copies(graph)
-    if no_weights:
-        return graph, None
-    try:
-        return graph, recorded_file(session, session.models[session.contexts[graph.ctx].model])
-    except UsageError as error:
-        raise UsageError(f"{error}; --no-weights needs no model file") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -65,6 +65,8 @@ class Workload:
     ns: int = 0
     at_most: bool = False
     """whether the log does not record what a mask showed, so sizes are those of all cells"""
+    stored: frozenset[str] = frozenset()
+    """the tensors that were written: inputs by name, outputs behind `OUTPUT`"""
 
     @cached_property
     def id(self) -> str:
@@ -220,19 +222,18 @@ def simple_case(definition: Definition, use: Use) -> Case:
 
 
 def write_tensors(found: Found, folder: Path, workload: Workload, arrays: Arrays) -> None:
-    """Writes the tensors of a workload below `folder`: by the names of inputs, or of outputs behind
-    `OUTPUT`."""
+    """Writes the tensors of a workload below `folder`."""
     from safetensors.numpy import save_file
 
     path = folder / _blob(found, workload)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: np.ascontiguousarray(values) for name, values in arrays.items()}, path)
+    workload.stored = frozenset(arrays)
 
 
-def write_dataset(found: Found, folder: Path, captured: Mapping[str, Collection[str]]) -> None:
+def write_dataset(found: Found, folder: Path) -> None:
     """Writes a data set in the layout that `flashinfer_bench.TraceSet.from_path` reads below
-    `folder`, which has nothing but captured tensors: `captured` has their names, by the id of their
-    workload.
+    `folder`, which has nothing but captured tensors.
 
     definitions/OP_TYPE/NAME.json, workloads/OP_TYPE/NAME.jsonl, and the tensors of workloads in
     blob/workloads/OP_TYPE/NAME. `occurrences.json` is ours: how often each workload occurred.
@@ -245,14 +246,13 @@ def write_dataset(found: Found, folder: Path, captured: Mapping[str, Collection[
         _write(folder / "definitions" / place.with_name(f"{place.name}.json"), definition.as_json())
         lines = []
         for workload in by_name[definition.name]:
-            stored = captured.get(workload.id, workload.integers)
-            if workload.integers and workload.id not in captured:
+            if workload.integers and not workload.stored:
                 write_tensors(found, folder, workload, workload.integers)
             inputs: dict[str, Any] = {}
             for name in definition.inputs:
                 if name in workload.scalars:
                     inputs[name] = {"type": "scalar", "value": workload.scalars[name]}
-                elif name in stored:
+                elif name in workload.stored:
                     path = str(_blob(found, workload))
                     inputs[name] = {"type": "safetensors", "path": path, "tensor_key": name}
                 else:

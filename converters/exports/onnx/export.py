@@ -21,9 +21,11 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.exports.onnx import ops
 from llamacpp_instr.converters.exports.onnx.builder import CUSTOM, ELEMENTS, Builder
+from llamacpp_instr.log.graph.kernels import without_copies
 from llamacpp_instr.log.graph.ops import VIEW_OPS, blocks_of
 from llamacpp_instr.log.graph.words import OPSET
 from llamacpp_instr.log.schema import Graph, Leaf
+from llamacpp_instr.log.session import Session
 
 IR_VERSION = 10
 """the first with metadata of nodes"""
@@ -44,6 +46,21 @@ class Exported:
     """the names of the values of nodes"""
     missing: dict[str, int] = field(default_factory=dict)
     """ops without a mapping, and how many nodes have them"""
+
+
+def graph_of_step(session: Session, step: int | None) -> Graph:
+    """The graph that the last compute of a step ran, by default of the last step, without copies.
+    Raises `UsageError` for a step that computed none, and for a graph without strides."""
+    computes = session.computes
+    wanted = computes["step"] >= 0 if step is None else computes["step"] == step
+    found = computes["graph"][wanted].tolist()
+    if not found:
+        what = "no step" if step is None else f"no step {step}"
+        raise UsageError(f"{session.path}: {what} that computed a graph")
+    graph = session.graphs[found[-1]]
+    if graph.nodes is None or graph.nodes.nb is None:
+        raise UsageError(f"{session.path} has no strides of tensors; record with --level verbose")
+    return without_copies(graph)
 
 
 def export_graph(graph: Graph) -> Exported:

@@ -49,7 +49,10 @@ VALUES = 1000
 
 
 def write_perfetto(
-    reader: EventReader, output: BinaryIO, options: Options, others: Sequence[EventReader] = ()
+    reader: EventReader,
+    output: BinaryIO,
+    options: Options = traced.WHOLE,
+    others: Sequence[EventReader] = (),
 ) -> int:
     """Writes the log's session to `output` as a Perfetto trace (protobuf), `others` below it; how
     many events were left out (lenient).

@@ -143,7 +143,7 @@ def flashinfer(path: Path) -> None:
     """`instr to-flashinfer`."""
     found = find_workloads([load_session(path)], lambda _done, _total: None)
     with _folder(path) as folder:
-        write_dataset(found, folder, {})
+        write_dataset(found, folder)
         for file in folder.glob("workloads/*/*.jsonl"):
             for line in file.read_text().splitlines():
                 json.loads(line)
