@@ -153,10 +153,15 @@ class Checker:
         self, weight: Callable[[str], Array], on_checked: Callable[[Checked], object]
     ) -> None:
         self._weight, self._on_checked = weight, on_checked
+        self.first: Graph | None = None
+        """the graph of the first compute"""
+        self.first_inputs: dict[int, Array] = {}
+        """of that, by leaf: all but weights, as they were before the compute"""
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """All nodes that run."""
         self._graph = as_event(graph)
+        self.first = self.first or self._graph
         self._tensors = Tensors(self._graph)
         self._inputs = Inputs(self._graph)
         self._values: dict[int, Array] = {}
@@ -170,7 +175,10 @@ class Checker:
     def passed(self, stop: Stop) -> None:
         """Checks the op that ran, and keeps its value."""
         node, tensors = stop.node, self._tensors
-        self._values.update(self._inputs.read(stop))
+        inputs = self._inputs.read(stop)
+        self._values.update(inputs)
+        if self._graph is self.first:
+            self.first_inputs.update(inputs)
         real = stop.values()
         sources = tensors.nodes.src[node.index]
         checked = Checked(

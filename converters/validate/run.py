@@ -8,7 +8,7 @@ the logits.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,16 +30,12 @@ from llamacpp_instr.converters.validate.follow import (
     run,
 )
 from llamacpp_instr.converters.validate.live import (
-    Inputs,
-    as_event,
     check_only_decodes,
     followed,
     prompt_tokens,
     weight_reader,
 )
 from llamacpp_instr.debugger.capture import CollectedLogits
-from llamacpp_instr.debugger.graph import LiveGraph, Ubatch
-from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.lab.weights.measure import LeafWeights
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import LlamaLog
@@ -58,35 +54,15 @@ class Whole:
     """why it was not"""
 
 
-class FirstInputs:
-    """A follower of a `Debugger` that keeps the first graph and its inputs."""
-
-    def __init__(self) -> None:
-        self.graph: Graph | None = None
-        self.inputs: dict[int, Array] = {}
-        """by leaf, -1 minus its number: all but weights, as they were before the compute"""
-
-    def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
-        """The first op of the first compute, and the first readers of copies."""
-        if self.graph is not None:
-            return []
-        self.graph = as_event(graph)
-        self._inputs = Inputs(self.graph)
-        first = next(node.index for node in graph.nodes if node.runs)
-        return [first, *self._inputs.readers]
-
-    def passed(self, stop: Stop) -> None:
-        self.inputs.update(self._inputs.read(stop))
-
-
-def compare_logits(file: ModelFile, first: FirstInputs, logits: Array) -> Whole:
-    """Computes the graph whose inputs `first` kept, and compares the last row of its last value
-    with `logits`, (vocabulary,)."""
-    assert first.graph is not None
-    exported = export_graph(first.graph)
+def compare_logits(
+    file: ModelFile, graph: Graph, inputs: Mapping[int, Array], logits: Array
+) -> Whole:
+    """Computes a graph from its inputs, by leaf, and compares the last row of its last value with
+    `logits`, (vocabulary,)."""
+    exported = export_graph(graph)
     if exported.missing:
         return Whole(None, f"no standard operators express {', '.join(sorted(exported.missing))}")
-    needed = weight_bytes(exported, first.graph)
+    needed = weight_bytes(exported, graph)
     with temporary_directory("instr-validate-") as folder:
         free = shutil.disk_usage(folder).free
         if needed > free:
@@ -98,13 +74,12 @@ def compare_logits(file: ModelFile, first: FirstInputs, logits: Array) -> Whole:
         path = folder / "graph.onnx"
         with (folder / "graph.data").open("wb") as data:
             model = with_external_weights(
-                exported, first.graph, LeafWeights(file), "graph.data", data, lambda _n, _of: None
+                exported, graph, LeafWeights(file), "graph.data", data, lambda _n, _of: None
             )
         path.write_bytes(model.SerializeToString())
-        session = open_session(str(path))
         leaf = {name: number for number, name in exported.inputs.items()}
         last = exported.names[max(exported.names)]
-        found = run(session, [last], lambda name: first.inputs[leaf[name]])
+        found = run(open_session(str(path)), [last], lambda name: inputs[leaf[name]])
         return Whole(error_of(found.reshape(-1, found.shape[-1])[-1], logits))
 
 
@@ -140,9 +115,8 @@ def validate_model(
         tokens = prompt_tokens(model, prompt)
         n = len(tokens) + decodes
         options = replace(options, ctx=options.ctx or n, batch=n, ubatch=n)
-        collected, first = CollectedLogits(), FirstInputs()
-        checker = Checker(numbers, found.append)
-        with followed(model, options, first, checker, witnesses=[collected]) as made:
+        collected, checker = CollectedLogits(), Checker(numbers, found.append)
+        with followed(model, options, checker, witnesses=[collected]) as made:
             for step in range(decodes + 1):
                 made.decode(tokens[-1:] if step else tokens)
                 tokens.append(int(np.nan_to_num(collected.rows[-1]).argmax()))
@@ -156,7 +130,8 @@ def validate_model(
         error_of(row, one_pass[len(one_pass) - decodes + i])
         for i, row in enumerate(collected.rows[1:])
     ]
-    whole = compare_logits(file, first, collected.rows[0])
+    assert checker.first is not None
+    whole = compare_logits(file, checker.first, checker.first_inputs, collected.rows[0])
     on_progress(decodes + 3, decodes + 3)
     return Validation(found, cache, whole)
 
