@@ -22,6 +22,7 @@ from llamacpp_instr.converters.exports.flashinfer.uses import (
     View,
     case_of,
     cells_of,
+    kind_of,
     uses_of,
     views_of_mask,
 )
@@ -145,7 +146,7 @@ class Capturer:
         self._uses: dict[int, list[Use]] = {}
         kinds: dict[Any, Use] = {}
         for use in uses_of(self._tensors):
-            kinds.setdefault(self._kind(use), use)
+            kinds.setdefault(kind_of(self._tensors, use), use)
         for use in kinds.values():
             self._uses.setdefault(use.nodes[-1], []).append(use)
         tensors = [
@@ -156,14 +157,6 @@ class Capturer:
         runs = [node.index for node in graph.nodes if node.runs]
         computed = (i for i in runs if self._tensors.place(i).base in self._bases)
         return {runs[0], *computed, *self._inputs.readers}
-
-    def _kind(self, use: Use) -> Any:
-        g = self._tensors
-        if not use.attention:
-            return use.definition.name, use.definition.variant, tuple(use.axes.items())
-        (node,), mask = use.nodes, use.reads.get("mask")
-        shapes = [(g.ne(use.reads[name]), g.type(use.reads[name])) for name in "qkv"]
-        return tuple(shapes), mask, tuple(g.params(node).items()), "sinks" in use.reads
 
     def passed(self, stop: Stop) -> None:
         """Reads what was computed, and keeps the tensors of a use whose last node it was."""

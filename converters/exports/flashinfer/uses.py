@@ -317,100 +317,98 @@ def attention(g: Tensors, node: int) -> Use | None:
     return Use(base, {}, (node,), reads, attention=True)
 
 
+def kind_of(g: Tensors, use: Use) -> tuple[Any, ...]:
+    """Equal for uses of a graph that differ in their tensors only, such as those of its layers."""
+    if not use.attention:
+        return use.definition.name, use.definition.variant, *use.axes.items()
+    shapes = tuple((g.ne(use.reads[name]), g.type(use.reads[name])) for name in "qkv")
+    params = tuple(g.params(use.nodes[0]).items())
+    return shapes, use.reads.get("mask"), params, "sinks" in use.reads
+
+
 def case_of(g: Tensors, use: Use, views: Sequence[View]) -> Case:
     """The definition and the sizes of an attention whose queries see `views`."""
     (node,), q, k, v = use.nodes, *(use.reads[name] for name in "qkv")
     (dim, _, heads, _), (_, n_kv, kv_heads, streams), dim_v = g.ne(q), g.ne(k), g.ne(v)[0]
-    found, sinks = g.params(node), "sinks" in use.reads
+    found, sinks, dtype = g.params(node), "sinks" in use.reads, dtype_of(g.type(k))
     cap = float(found["logit_softcap"])
-    scale = {"sm_scale": float(found["scale"])}
     suffix = f"_softcap{cap:g}" * bool(cap) + "_sinks" * sinks
-    inputs_of_sinks = {"sinks": Tensor(("num_qo_heads",))} if sinks else {}
-    stored = g.type(k)
-    tags = type_tags("cache", stored)
-    dtype = dtype_of(stored)
     cells = [len(of.cells) for of in views]
-    begins = {"kv_indptr": np.cumsum([0, *cells]).astype(np.int32)}
+    integers = {"kv_indptr": np.cumsum([0, *cells]).astype(np.int32)}
     fixed = {"num_qo_heads": heads, "num_kv_heads": kv_heads, "head_dim": dim}
     dims, values = str(dim), "head_dim"
     if dim_v != dim:
         dims, values = f"{dim}_dv{dim_v}", "value_dim"
         fixed["value_dim"] = dim_v
+    inputs: dict[str, Tensor]
     if all(of.queries == 1 for of in views):
-        paged: Axes = {
+        rows, kind = "batch_size", "gqa_paged"
+        axes: Axes = {
             "batch_size": len(views),
             "num_pages": n_kv * streams,
             "len_indptr": len(views) + 1,
             "num_kv_indices": sum(cells),
         }
-        integers = begins | {"kv_indices": cells_of(views)}
-        indices = {
-            "kv_indptr": Tensor(("len_indptr",), "int32"),
-            "kv_indices": Tensor(("num_kv_indices",), "int32"),
-            "sm_scale": Tensor(None),
-        }
         constraints = (
             "len_indptr == batch_size + 1",
             "num_kv_indices == kv_indptr[-1].item()",
         )
+        integers["kv_indices"] = cells_of(views)
         query, page = ("batch_size", "num_qo_heads"), ("num_pages", "page_size")
         if _is_latent(g, use):
-            ckv, kpe = "head_dim_ckv", "head_dim_kpe"
-            definition = Definition(
-                f"mla_paged_decode_h{heads}_ckv{dim_v}_kpe{dim - dim_v}_ps1", "mla_paged",
-                "Decode over a cache of latent keys and values, of single cells.",
-                {"num_qo_heads": heads, ckv: dim_v, kpe: dim - dim_v, "page_size": 1}, tuple(paged),
-                {
-                    "q_nope": Tensor((*query, ckv)),
-                    "q_pe": Tensor((*query, kpe)),
-                    "ckv_cache": Tensor((*page, ckv), dtype),
-                    "kpe_cache": Tensor((*page, kpe), dtype),
-                    **indices,
-                },
-                {"output": Tensor((*query, ckv)), "lse": _lse("batch_size")},
-                with_values(references.MLA_DECODE), dtype, tags, constraints,
-            )  # fmt: skip
-            return Case(definition, paged, integers, scale)
-        definition = Definition(
-            f"gqa_paged_decode_h{heads}_kv{kv_heads}_d{dims}_ps1{suffix}",
-            "gqa_paged", "Decode of several requests over a cache of single cells.",
-            fixed | {"page_size": 1}, tuple(paged),
-            {
+            kind, values = "mla_paged", "head_dim_ckv"
+            name = f"mla_paged_decode_h{heads}_ckv{dim_v}_kpe{dim - dim_v}_ps1"
+            about = "Decode over a cache of latent keys and values, of single cells."
+            source, sinks = with_values(references.MLA_DECODE), False
+            fixed = {"num_qo_heads": heads, values: dim_v, "head_dim_kpe": dim - dim_v}
+            inputs = {
+                "q_nope": Tensor((*query, values)),
+                "q_pe": Tensor((*query, "head_dim_kpe")),
+                "ckv_cache": Tensor((*page, values), dtype),
+                "kpe_cache": Tensor((*page, "head_dim_kpe"), dtype),
+            }
+        else:
+            name = f"gqa_paged_decode_h{heads}_kv{kv_heads}_d{dims}_ps1{suffix}"
+            about = "Decode of several requests over a cache of single cells."
+            source = _source(references.DECODE, sinks, CAP=cap)
+            inputs = {
                 "q": Tensor((*query, "head_dim")),
                 "k_cache": Tensor((*page, "num_kv_heads", "head_dim"), dtype),
                 "v_cache": Tensor((*page, "num_kv_heads", values), dtype),
-                **indices, **inputs_of_sinks,
-            },
-            {"output": Tensor((*query, values)), "lse": _lse("batch_size")},
-            _source(references.DECODE, sinks, CAP=cap), dtype, tags, constraints,
-        )  # fmt: skip
-        return Case(definition, paged, integers, scale)
-    window, causal = max(of.window for of in views), all(of.causal for of in views)
-    queries = [of.queries for of in views]
-    ragged: Axes = {
-        "total_q": sum(queries),
-        "total_kv": sum(cells),
-        "len_indptr": len(views) + 1,
-    }
-    definition = Definition(
-        f"gqa_ragged_prefill{'_causal' * causal}_h{heads}_kv{kv_heads}_d{dims}"
-        + f"_w{window}" * bool(window) + suffix,
-        "gqa_ragged", "Prefill of several requests, whose keys follow each other.",
-        fixed, tuple(ragged),
-        {
+            }
+        fixed["page_size"] = 1
+        inputs["kv_indptr"] = Tensor(("len_indptr",), "int32")
+        inputs["kv_indices"] = Tensor(("num_kv_indices",), "int32")
+    else:
+        rows, kind = "total_q", "gqa_ragged"
+        window, causal = max(of.window for of in views), all(of.causal for of in views)
+        queries = [of.queries for of in views]
+        axes = {"total_q": sum(queries), "total_kv": sum(cells), "len_indptr": len(views) + 1}
+        constraints = ("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()")
+        integers = {"qo_indptr": np.cumsum([0, *queries]).astype(np.int32)} | integers
+        name = f"gqa_ragged_prefill{'_causal' * causal}_h{heads}_kv{kv_heads}_d{dims}"
+        name += f"_w{window}" * bool(window) + suffix
+        about = "Prefill of several requests, whose keys follow each other."
+        source = _source(references.PREFILL, sinks, CAP=cap, CAUSAL=causal, WINDOW=window)
+        inputs = {
             "q": Tensor(("total_q", "num_qo_heads", "head_dim")),
             "k": Tensor(("total_kv", "num_kv_heads", "head_dim"), dtype),
             "v": Tensor(("total_kv", "num_kv_heads", values), dtype),
             "qo_indptr": Tensor(("len_indptr",), "int32"),
             "kv_indptr": Tensor(("len_indptr",), "int32"),
-            "sm_scale": Tensor(None), **inputs_of_sinks,
-        },
-        {"output": Tensor(("total_q", "num_qo_heads", values)), "lse": _lse("total_q")},
-        _source(references.PREFILL, sinks, CAP=cap, CAUSAL=causal, WINDOW=window),
-        dtype, tags, ("total_q == qo_indptr[-1].item()", "total_kv == kv_indptr[-1].item()"),
-    )  # fmt: skip
-    starts = {"qo_indptr": np.cumsum([0, *queries]).astype(np.int32)}
-    return Case(definition, ragged, starts | begins, scale)
+        }
+    inputs["sm_scale"] = Tensor(None)
+    if sinks:
+        inputs["sinks"] = Tensor(("num_qo_heads",))
+    outputs = {
+        "output": Tensor((rows, "num_qo_heads", values)),
+        "lse": Tensor((rows, "num_qo_heads"), about="log-sum-exp to the base of two"),
+    }
+    tags = type_tags("cache", g.type(k))
+    definition = Definition(
+        name, kind, about, fixed, tuple(axes), inputs, outputs, source, dtype, tags, constraints
+    )
+    return Case(definition, axes, integers, {"sm_scale": float(found["scale"])})
 
 
 def views_of_log(of: Attention, ubatch: Ubatch | None) -> tuple[list[View], bool]:
@@ -491,10 +489,6 @@ def _is_latent(g: Tensors, use: Use) -> bool:
     """Whether values are a part of the keys, as in multi-head latent attention."""
     k, v = use.reads["k"], use.reads["v"]
     return g.ne(k)[2] == 1 and g.ne(v)[0] < g.ne(k)[0] and g.viewed(k) == g.viewed(v)
-
-
-def _lse(rows: str) -> Tensor:
-    return Tensor((rows, "num_qo_heads"), about="log-sum-exp to the base of two")
 
 
 def _source(source: str, sinks: bool, **values: float) -> str:

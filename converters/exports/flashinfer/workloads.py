@@ -31,6 +31,7 @@ from llamacpp_instr.converters.exports.flashinfer.uses import (
     Case,
     Int32,
     case_of,
+    kind_of,
     uses_of,
     views_of_log,
 )
@@ -181,15 +182,8 @@ def _kernels(g: Tensors, plan: Plan) -> _Kernels:
     shapes = attentions(g.graph, node_backends(g.graph))
     used = [uses[use] for use in there]
     attention = {i: shapes[use.nodes[0]] for i, use in enumerate(used) if use.attention}
-    kinds = [_kind(g, use, attention[i]) if use.attention else i for i, use in enumerate(used)]
+    kinds = [(attention.get(i), *kind_of(g, use)) for i, use in enumerate(used)]
     return _Kernels(used, kinds, attention, [numbers[use] for use in belongs], ops)
-
-
-def _kind(g: Tensors, use: Use, attention: Attention) -> Any:
-    """What the layers of a model have in common."""
-    params = tuple(g.params(use.nodes[0]).items())
-    shapes = tuple((g.ne(use.reads[name]), g.type(use.reads[name])) for name in "qkv")
-    return attention, params, shapes, "sinks" in use.reads
 
 
 def _case(
