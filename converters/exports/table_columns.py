@@ -6,7 +6,6 @@ Invariant: each plan and each graph is processed once, whatever the number of co
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -21,8 +20,8 @@ from llamacpp_instr.log.session import Session, Timings
 
 Int64 = NDArray[np.int64]
 
-KERNEL_WORDS = ("block", "op", "name", "label", "type", "shape", "weight", "weight_type")
-KERNEL_NUMBERS = ("plan", "kernel", "node", "n_nodes", "layer")
+_KERNEL_NUMBERS = ("plan", "kernel", "node", "n_nodes", "layer")
+_KERNEL_WORDS = ("block", "op", "name", "label", "type", "shape", "weight", "weight_type")
 NODE_COLUMNS = (
     "graph", "node", "name", "op", "layer", "block", "type", "shape", "bytes", "executed", "flops",
     "bytes_moved", "backend", "buffer", "weight", "weight_type", "params", "src",
@@ -119,24 +118,26 @@ class KernelRows:
     """Every kernel of every plan seen so far, one row each."""
 
     def __init__(self) -> None:
-        self.words = {name: Words(knowledge.BLOCKS * (name == "block")) for name in KERNEL_WORDS}
+        self._words = {name: Words(knowledge.BLOCKS * (name == "block")) for name in _KERNEL_WORDS}
         self._first: dict[int, int] = {}
         self._n = 0
-        self._pieces: dict[str, list[NDArray[Any]]] = defaultdict(list)
+        self._pieces: dict[str, list[NDArray[Any]]] = {
+            name: [] for name in (*_KERNEL_NUMBERS, *_KERNEL_WORDS)
+        }
 
-    def rows(self, session: Session, rows: Rows) -> Int64:
-        """The row numbers of all kernels in `rows`, in order."""
+    def columns(self, session: Session, rows: Rows) -> dict[str, Any]:
+        """What describes the kernels of `rows`."""
         for ops in rows.timings:
             if ops.plan not in self._first:
                 self._add(session, ops.plan)
-        return rows.column([self._first[ops.plan] + ops.label for ops in rows.timings])
-
-    def column(self, name: str) -> NDArray[Any]:
-        """A column of all rows. Words are given as their numbers."""
-        pieces = self._pieces[name]
-        if len(pieces) != 1:
-            pieces[:] = [joined(pieces)]
-        return pieces[0]
+        known = rows.column([self._first[ops.plan] + ops.label for ops in rows.timings])
+        columns: dict[str, Any] = {}
+        for name, pieces in self._pieces.items():
+            if len(pieces) != 1:
+                pieces[:] = [joined(pieces)]
+            words, column = self._words.get(name), pieces[0][known]
+            columns[name] = words.categorical(column) if words else column
+        return columns
 
     def _add(self, session: Session, number: int) -> None:
         plan, kernels = session.plans[number], session.kernels(number)
@@ -160,7 +161,7 @@ class KernelRows:
             "layer": kernels.layer,
         }
         for name, values in columns.items():
-            words = self.words.get(name)
+            words = self._words.get(name)
             self._pieces[name].append(words.codes(values) if words else values)
         self._first[number] = self._n
         self._n += n

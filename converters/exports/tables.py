@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.exports.names import host_of, id_of, name_of
 from llamacpp_instr.converters.exports.table_columns import (
-    KERNEL_NUMBERS,
-    KERNEL_WORDS,
     NODE_COLUMNS,
     Int64,
     KernelRows,
@@ -287,14 +286,9 @@ class _Builder:
         }
 
     def _ops(self) -> dict[str, Any]:
-        rows, kernels = Rows(self._session.ops), self._kernels
-        known = kernels.rows(self._session, rows)
+        rows = Rows(self._session.ops)
         thread = rows.column([np.array(ops.thread) for ops in rows.timings])
         graphs = [self._session.graphs[self._session.plans[of.plan].graph] for of in rows.timings]
-        words = {
-            name: kernels.words[name].categorical(kernels.column(name)[known])
-            for name in KERNEL_WORDS
-        }
         times = rows.times()
         works = [self._session.work(ops).cells() for ops in rows.timings]
         n_flops = rows.column([work.flops for work in works])
@@ -304,8 +298,7 @@ class _Builder:
             **self._where(rows),
             "ctx": rows.column([np.array(graph.ctx) for graph in graphs]),
             "thread": thread,
-            **{name: kernels.column(name)[known] for name in KERNEL_NUMBERS},
-            **words,
+            **self._kernels.columns(self._session, rows),
             "flops": n_flops,
             "bytes": n_bytes,
             "work_bound": rows.column([work.bound for work in works]) > 0,
@@ -410,11 +403,8 @@ class _Builder:
     def _nodes(self) -> dict[str, Any]:
         new = [g for n, g in self._session.graphs.items() if n not in self._graphs and g.nodes]
         self._graphs = set(self._session.graphs)
-        columns: dict[str, list[Any]] = {name: [] for name in NODE_COLUMNS}
-        for graph in new:
-            for name, column in node_columns(graph).items():
-                columns[name] += column
-        return columns
+        pieces = [node_columns(graph) for graph in new]
+        return {name: [*chain.from_iterable(of[name] for of in pieces)] for name in NODE_COLUMNS}
 
     def _tensors(self) -> dict[str, Any]:
         tensors = self._session.tensors

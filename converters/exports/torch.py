@@ -180,7 +180,7 @@ class _Writer(TracedLog):
                           "Device Id": -1 if host else DEVICE}}
             )  # fmt: skip
         kinds: Counter[str] = Counter()
-        for (_, kind), n in self._in_use.total().items():
+        for (_, kind), n in self._in_use.held.items():
             kinds[kind] += n
         for kind, n in kinds.items():
             self._scalar(f"memory in bytes/{kind}", n, memory.t)
@@ -225,12 +225,14 @@ class MemoryInUse:
     """Follows the `memory` events of a session."""
 
     def __init__(self) -> None:
+        self.held: Counter[tuple[str, str]] = Counter()
+        """by all contexts, in bytes, by buffer and kind (`weights`, `KV cache`, `compute`)"""
         self._of_context: dict[int, Counter[tuple[str, str]]] = {}
         self._owner: dict[int, int] = {}
         """by model: the context whose weights count"""
 
     def take(self, memory: schema.Memory, model: int) -> Counter[tuple[str, str]]:
-        """What has changed, in bytes, by buffer and kind (`weights`, `KV cache`, `compute`)."""
+        """What has changed of `held`."""
         owner = self._owner.setdefault(model, memory.ctx)
         now: Counter[tuple[str, str]] = Counter()
         for use in memory.buffers:
@@ -240,14 +242,8 @@ class MemoryInUse:
         changed = now.copy()
         changed.subtract(self._of_context.get(memory.ctx, Counter()))
         self._of_context[memory.ctx] = now
+        self.held.update(changed)
         return Counter({key: n for key, n in changed.items() if n})
-
-    def total(self) -> Counter[tuple[str, str]]:
-        """What all contexts hold, by buffer and kind."""
-        total: Counter[tuple[str, str]] = Counter()
-        for of in self._of_context.values():
-            total.update(of)
-        return total
 
 
 class KernelText:

@@ -361,7 +361,7 @@ def test_contexts_of_one_model_hold_its_weights_once() -> None:
     assert held.take(first, 0) == {("CPU", "weights"): 100, ("CPU", "KV cache"): 20,
                                    ("CPU", "compute"): 3}  # fmt: skip
     assert held.take(second, 0) == {("CPU", "KV cache"): 40, ("CPU", "compute"): 5}
-    assert held.total() == {("CPU", "weights"): 100, ("CPU", "KV cache"): 60,
+    assert held.held == {("CPU", "weights"): 100, ("CPU", "KV cache"): 60,
                             ("CPU", "compute"): 8}  # fmt: skip
     smaller = s.Memory(t=2, ctx=0, buffers=[use("CPU", 100, 20, 1)], rss=0)
     assert held.take(smaller, 0) == {("CPU", "compute"): -2}
