@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from random import Random
 from typing import Any
 
@@ -17,8 +16,6 @@ from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.converters.exports.perfetto import Options
 from llamacpp_instr.converters.exports.perfetto.packets import (
     BEGIN,
-    Blank,
-    Form,
     Packets,
 )
 from llamacpp_instr.log import schema as s
@@ -35,19 +32,12 @@ rows = st.lists(st.tuples(times, int64, st.floats(allow_nan=False), st.text(max_
 @example([(2**63 - 1, -1, 0.5, "a"), (0, 2**56, -1e300, "ä"), (2**56 - 1, -(2**63), 0.0, "")])
 def test_events_of_one_shape_share_a_form_and_no_value(made) -> None:
     packets = Packets()
-    n_made = Counter[str]()
-
-    def draw(form: Form, name: str, t: Blank, flows: Blank, *values: Blank) -> None:
-        n_made[name] += 1
-        args = dict(zip(("number", "double", "text"), values, strict=True))
-        form.slice(5, name, "category", t, t, args, flow_ids=flows)
-
     data = b""
     for row in made:
         t, number, *others = row
-        flows = range(t % 3)
-        data += packets.fill(draw, (f"slice {number % 2}",), t, flows, number, *others)
-    assert set(n_made.values()) <= {1}
+        one = (5, f"slice {number % 2}", "category", ("number", "double", "text"), "flow_ids")
+        data += packets.fill((one, 7), (t, t, range(t % 3), number, *others, t, number))
+    assert len(packets._forms) <= 2
     trace = pb.Trace.FromString(packets.take_interned() + data)
     begins = [q for q in trace.packet if q.track_event.type == pb.TrackEvent.TYPE_SLICE_BEGIN]
     for packet, (t, number, real, text) in zip(begins, made, strict=True):
@@ -55,41 +45,28 @@ def test_events_of_one_shape_share_a_form_and_no_value(made) -> None:
         assert packet.timestamp == t
         assert [getattr(v, v.WhichOneof("value")) for v in values] == [number, real, text]
         assert list(packet.track_event.flow_ids) == list(range(t % 3))
+    samples = [q for q in trace.packet if q.track_event.type == pb.TrackEvent.TYPE_COUNTER]
+    found = [(q.timestamp, q.track_event.track_uuid, q.track_event.counter_value) for q in samples]
+    assert found == [(t, 7, number) for t, number, *_ in made]
 
 
-def test_only_the_newest_forms_are_kept(monkeypatch) -> None:
-    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.packets.FORMS", 1)
-    made, packets = list[int](), Packets()
-
-    def draw(_form: Form, track: int) -> None:
-        made.append(track)
-
-    for track in (1, 1, 2, 2, 1):
-        packets.fill(draw, (track,))
-    assert made == [1, 2, 1]
-
-
-def test_a_form_that_was_filled_often_is_made_again(monkeypatch) -> None:
-    """A protobuf message keeps the memory of all values that it ever had."""
+def test_forms_that_were_filled_often_are_made_again(monkeypatch) -> None:
+    """A protobuf message keeps the memory of all values that it ever had; and no log has so many
+    shapes that their forms need much memory."""
     monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.packets.FILLS", 2)
-    packets, made = Packets(), list[Form]()
-
-    def draw(form: Form, t: Blank, value: Blank) -> None:
-        form.sample(t, 7, value)
-        made.append(form)
-
-    filled = [packets.fill(draw, (), t, 5) for t in range(5)]
-    assert len(made) == 3
+    packets, kept = Packets(), list[int]()
+    filled = []
+    for t in range(5):
+        filled.append(packets.fill((t // 4,), (t, 5)))
+        kept.append(len(packets._forms))
+    assert kept == [1, 0, 1, 0, 1]
     assert [pb.Trace.FromString(data).packet[0].timestamp for data in filled] == [*range(5)]
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**80])
 def test_a_number_without_room_is_an_overflow(value) -> None:
-    def draw(form: Form, t: Blank, number: Blank) -> None:
-        form.slice(5, "slice", "category", t, t, {"number": number})
-
     with pytest.raises(OverflowError):
-        Packets().fill(draw, (), 1, value)
+        Packets().fill(((5, "slice", "category", ("number",), ""),), (1, 1, value))
     with pytest.raises(OverflowError):
         Packets().event(BEGIN, 5, "slice", "category", {"number": value})
 

@@ -5,10 +5,10 @@ All packets are of one sequence. So a string is written once, and later packets 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import setitem
-from typing import Any, NamedTuple
+from typing import Any
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
@@ -28,11 +28,14 @@ _FIELDS = {
 """of DebugAnnotation"""
 _COUNTER_FIELDS = {int: "counter_value", float: "double_counter_value"}
 """of TrackEvent"""
-FORMS = 256
-"""forms that are kept; a real log has a dozen"""
-FILLS = 1 << 14
-"""how often a form is filled before it is made again: protobuf frees a replaced value only together
-with its message"""
+FILLS = 1 << 12
+"""fills after which all forms are made again: protobuf frees a replaced value only together with
+its message"""
+
+
+Slice = tuple[int, str | None, str, tuple[str, ...], str]
+"""what slices have in common: track, name (None if that differs), category, names of arguments, and
+TrackEvent's field for flows (or none)"""
 
 
 class Packets:
@@ -46,7 +49,8 @@ class Packets:
         self._interned = pb.InternedData()
         self.any_new = False
         """whether there are strings to write"""
-        self._forms: dict[object, Form] = {}
+        self._forms: dict[object, _Form] = {}
+        self._n_fills = 0
 
     def take_interned(self) -> bytes:
         """A packet with the strings that were interned since the last call; empty if there are
@@ -119,23 +123,58 @@ class Packets:
         iid = self.intern("debug_annotation_names", name)
         return event.debug_annotations.add(name_iid=iid)
 
-    def fill(self, draw: Callable[..., object], shape: tuple[object, ...], *values: Any) -> bytes:
-        """The packets of an event, by a form. `draw(form, *shape, *blanks)` makes that of all
-        events of that shape. Raises OverflowError for an integer without room."""
-        form = self._forms.get((draw, shape))
-        if form is None or form.n_fills >= FILLS:
-            form = self._forms[draw, shape] = Form(self)
-            draw(form, *shape, *(Blank(i, type(value)) for i, value in enumerate(values)))
-            if len(self._forms) > FORMS:
-                del self._forms[next(iter(self._forms))]
-        form.n_fills += 1
+    def fill(self, shape: tuple[Slice | int, ...], values: Sequence[Any]) -> bytes:
+        """Slices and samples of counters, which are named by their tracks, as packets. The values
+        are, of each slice, its begin, end, name, flows and arguments, of each sample its time and
+        value. Raises OverflowError for an integer without room."""
+        form = self._forms.get(shape)
+        if form is None:
+            form = self._forms[shape] = _Form(self, shape, values)
+        self._n_fills += 1
+        if self._n_fills % FILLS == 0:
+            self._forms.clear()
         try:
-            for number, place in form.setters:
-                place(values[number])
+            for place, value in zip(form.places, values, strict=True):
+                place(value)
         except ValueError:
             raise OverflowError from None
         data: bytes = form.trace.SerializeToString()
         return data
+
+
+class _Form:
+    """The packets of a shape, built once. To write others of that shape, the values are set in the
+    protobuf message, and it is serialized. Texts are valid Unicode."""
+
+    def __init__(
+        self, packets: Packets, shape: Iterable[Slice | int], values: Sequence[object]
+    ) -> None:
+        self.trace = pb.Trace()
+        self.places: list[Callable[[Any], None]] = []
+        """set one value after the other"""
+        for of in shape:
+            if isinstance(of, int):
+                event = self._event(pb.TrackEvent(type=COUNTER, track_uuid=of))
+                self._place(event, _COUNTER_FIELDS[type(values[len(self.places)])])
+                continue
+            track, name, category, args, flows = of
+            event = self._event(packets.event(BEGIN, track, name or "", category, seldom=not name))
+            self._event(closing(track))
+            if name is None:
+                self._place(event, "name")
+            if flows:
+                self.places.append(partial(setitem, getattr(event, flows), slice(None)))
+            for arg in args:
+                field = _FIELDS[type(values[len(self.places)])]
+                self._place(packets.add_arg(event, arg), field)
+
+    def _event(self, event: pb.TrackEvent) -> pb.TrackEvent:
+        packet = add_packet(self.trace, track_event=event)
+        self._place(packet, "timestamp")
+        return packet.track_event
+
+    def _place(self, message: Any, field: str) -> None:
+        self.places.append(partial(setattr, message, field))
 
 
 def valid(text: str) -> str:
@@ -213,74 +252,6 @@ def first_packets(t: int, wall: int) -> bytes:
     return data
 
 
-# --- forms ---
-
-
-class Blank(NamedTuple):
-    """A value that differs from event to event."""
-
-    number: int
-    """its place among the values of an event"""
-    type: type[Any]
-
-
-class Form:
-    """The packets of events that differ only in some values, built once.
-
-    Such events have the same tracks, names and arguments. A blank stands for each of the values. To
-    write an event, a form sets these fields of its protobuf message and serializes it.
-    """
-
-    def __init__(self, packets: Packets) -> None:
-        self._packets = packets
-        self.trace = pb.Trace()
-        self.setters: list[tuple[int, Callable[[Any], None]]] = []
-        """set the value of that number in one place"""
-        self.n_fills = 0
-
-    def slice(
-        self,
-        track: int,
-        name: str | Blank,
-        category: str,
-        begin: Blank,
-        end: Blank,
-        args: Mapping[str, Blank],
-        **flows: Blank,
-    ) -> None:
-        """Adds one slice; `flows` are TrackEvent's fields for lists of flows. Texts are valid
-        Unicode."""
-        if isinstance(name, Blank):
-            event = self._packets.event(BEGIN, track, "", category, seldom=True)
-            event = self._event(begin, event)
-            self._place(name, event, "name")
-        else:
-            event = self._event(begin, self._packets.event(BEGIN, track, name, category))
-        for key, value in args.items():
-            self._place(value, self._packets.add_arg(event, key), _FIELDS[value.type])
-        for key, blank in flows.items():
-            self.setters.append((blank.number, partial(setitem, getattr(event, key), slice(None))))
-        self._event(end, closing(track))
-
-    def count(self, begin: Blank, end: Blank, track: int, value: Blank) -> None:
-        """Adds a counter's value, and zero from `end` on."""
-        self.sample(begin, track, value)
-        self._event(end, pb.TrackEvent(type=COUNTER, track_uuid=track, counter_value=0))
-
-    def sample(self, t: Blank, track: int, value: Blank) -> None:
-        """Adds a counter's value."""
-        event = self._event(t, pb.TrackEvent(type=COUNTER, track_uuid=track))
-        self._place(value, event, _COUNTER_FIELDS[value.type])
-
-    def _event(self, t: Blank, event: pb.TrackEvent) -> pb.TrackEvent:
-        added = add_packet(self.trace, track_event=event)
-        self._place(t, added, "timestamp")
-        return added.track_event
-
-    def _place(self, blank: Blank, message: Any, field: str) -> None:
-        self.setters.append((blank.number, partial(setattr, message, field)))
-
-
 # --- tracks ---
 
 HOME = "session"
@@ -324,14 +295,14 @@ class Tracks:
         self._write = write
         self._log = f", {log}" if log else ""
         self._first = first
-        self._uuids: dict[tuple[int, str, int], int] = {}
+        self._uuids: dict[tuple[int, str, str, int], int] = {}
         self._contexts: dict[int, int] = {}
         self._suffixes: dict[int, str] = {}
         """what the tracks below a context's are called, besides; nothing for the first"""
 
     def begin(self, note: str) -> None:
         """The session has begun; `note` describes it."""
-        self.home = self._new((0, HOME, 0), HOME + self._log, rank=self._first, note=note)
+        self.home = self._new((0, "", HOME, 0), HOME + self._log, rank=self._first, note=note)
 
     @property
     def latest(self) -> int:
@@ -343,7 +314,7 @@ class Tracks:
         if ctx not in self._contexts:
             n = len(self._contexts)
             name = f"context {ctx}{self._log}"
-            new = self.home if not n else self._new((0, name, 0), name, rank=self._first + n)
+            new = self.home if not n else self._new((0, "", name, 0), name, rank=self._first + n)
             self._contexts[ctx] = new
             self._suffixes[new] = f" of {name}" if n or self._log else ""
         return self._contexts[ctx]
@@ -353,9 +324,9 @@ class Tracks:
     ) -> int:
         """A track of _NOTES below a context's track, or, if `below` names one of these, any track
         below that one. Tracks that differ only in their lane are shown as one."""
-        key = (parent, f"{below}/{name}" if below else name, lane)
-        if key in self._uuids:
-            return self._uuids[key]
+        key = (parent, below, name, lane)
+        if (known := self._uuids.get(key)) is not None:
+            return known
         shown = name + self._suffixes.get(parent, "")
         if below:
             group = self.child(parent, below)
@@ -364,7 +335,7 @@ class Tracks:
 
     def _new(
         self,
-        key: tuple[int, str, int],
+        key: tuple[int, str, str, int],
         name: str,
         parent: int = 0,
         rank: int = 0,

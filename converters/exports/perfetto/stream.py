@@ -21,9 +21,8 @@ from llamacpp_instr.converters.exports.perfetto.kernels import KernelSlices
 from llamacpp_instr.converters.exports.perfetto.packets import (
     BEGIN,
     INSTANT,
-    Blank,
-    Form,
     Packets,
+    Slice,
     Tracks,
     Value,
     closing,
@@ -39,9 +38,8 @@ from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.steps import taken_share
 
 Write = Callable[[Any], object]
-Names = tuple[str, ...]
-Counters = tuple[tuple[str, str, str], ...]
-"""name, unit, and the track that they are below"""
+Counter = tuple[str, str, str, float]
+"""name, unit, the track that it is below, and value"""
 REQUEST_FLOWS = 1 << 17
 """from one request: to the steps of a context of 131,072 tokens"""
 VALUES = 1000
@@ -159,8 +157,8 @@ class _Writer(traced.TracedLog):
         event = self._packets.event(INSTANT, track, name, category, args, seldom=True)
         self._emit(event_packet(t, event))
 
-    def _fill(self, make: Callable[..., None], shape: tuple[object, ...], *values: Any) -> None:
-        self._emit(self._packets.fill(make, shape, *values))
+    def _fill(self, shape: tuple[Slice | int, ...], values: Sequence[Any]) -> None:
+        self._emit(self._packets.fill(shape, values))
 
     # --- facts ---
 
@@ -232,16 +230,14 @@ class _Writer(traced.TracedLog):
     def draw_kv(self, kv: schema.Kv) -> None:
         """Draws the use of a cache, and its change."""
         home = self.tracks.context(kv.ctx)
-        self._fill(self._kv_form, (home, kv.cache), kv.t, kv.used, kv.bytes)
+        of = f" of cache {kv.cache}" if kv.cache else ""
+        cells = self.tracks.child(home, f"KV cells{of}", "cells", below="KV")
+        n_bytes = self.tracks.child(home, f"KV bytes{of}", "bytes", below="KV")
+        self._fill((cells, n_bytes), (kv.t, kv.used, kv.t, kv.bytes))
         if kv.op != "apply":
             names = ("seq", "seq_dst", "p0", "p1", "arg")
             args = {name: v for name in names if (v := getattr(kv, name)) is not None}
             self._instant(home, f"KV {kv.op}", kv.t, "kv", args)
-
-    def _kv_form(self, form: Form, home: int, cache: int, t: Blank, *amounts: Blank) -> None:
-        of = f" of cache {cache}" if cache else ""
-        for unit, value in zip(("cells", "bytes"), amounts, strict=True):
-            form.sample(t, self.tracks.child(home, f"KV {unit}{of}", unit, below="KV"), value)
 
     def take_tensor_stats(self, stats: schema.TensorStats) -> None:
         """Draws the values of a tensor, of at most VALUES tensors also as counters."""
@@ -298,7 +294,7 @@ class _Writer(traced.TracedLog):
             last = begin.pos + begin.n_tokens - 1
             several = begin.n_seqs <= 1 and last > begin.pos
             args["positions"] = f"{begin.pos} to {last}" if several else str(begin.pos)
-        counters: dict[tuple[str, str, str], float] = {}
+        counters: list[Counter] = []
         if end is None:
             args["ended"] = "not before the log did"
         else:
@@ -308,48 +304,38 @@ class _Writer(traced.TracedLog):
                 "graphs_reused": end.n_reused,
                 "recorder_ns": end.recorder,
             }
-            counters["minor page faults", "faults", "page faults"] = end.minflt
-            counters["major page faults", "faults", "page faults"] = end.majflt
+            counters.append(("minor page faults", "faults", "page faults", end.minflt))
+            counters.append(("major page faults", "faults", "page faults", end.majflt))
             if begin.n_tokens and t != begin.t:
                 rate = begin.n_tokens * 1e9 / (t - begin.t)
-                counters["tokens/s", "tokens/s", ""] = rate
+                counters.append(("tokens/s", "tokens/s", "", rate))
         home = self.tracks.context(begin.ctx)
-        shape = (home, step.known.phase, tuple(args), tuple(counters))
-        values = (*args.values(), *counters.values())
-        self._fill(self._step_form, shape, step.flows, begin.t, t, *values)
+        shown = home, step.known.phase, "step", tuple(args), "terminating_flow_ids"
+        tracks, samples = self._counters(home, counters, begin.t, t)
+        self._fill((shown, *tracks), (begin.t, t, step.flows, *args.values(), *samples))
 
-    def _step_form(
-        self, form: Form, home: int, name: str, args: Names, counters: Counters, *blanks: Blank
-    ) -> None:
-        flows, begin, end, *values = blanks
-        shown = dict(zip(args, values, strict=False))
-        form.slice(home, name, "step", begin, end, shown, terminating_flow_ids=flows)
-        self._counters_form(form, home, counters, begin, end, *values[len(args) :])
-
-    def _counters_form(self, form: Form, home: int, counters: Counters, *blanks: Blank) -> None:
-        begin, end, *values = blanks
-        for (name, unit, below), value in zip(counters, values, strict=True):
-            form.count(begin, end, self.tracks.child(home, name, unit, below=below), value)
+    def _counters(
+        self, home: int, counters: Iterable[Counter], begin: int, end: int
+    ) -> tuple[list[int], list[float]]:
+        """The tracks and values of two samples of each counter, which is zero from `end` on."""
+        tracks: list[int] = []
+        values: list[float] = []
+        for name, unit, below, value in counters:
+            track = self.tracks.child(home, name, unit, below=below)
+            tracks += track, track
+            values += begin, value, end, 0
+        return tracks, values
 
     def draw_phases(self, ctx: int, phases: Sequence[traced.Phase], args: traced.Args) -> None:
-        names, begins, ends = zip(*phases, strict=True)
-        shape = (self.tracks.context(ctx), "phases", "phase", names, tuple(args))
-        self._fill(self._slices_form, shape, *begins, *ends, *args.values())
+        on = self.tracks.child(self.tracks.context(ctx), "phases")
+        shape: list[Slice] = [(on, name, "phase", (), "") for name, _, _ in phases]
+        shape[-1] = (on, phases[-1][0], "phase", tuple(args), "")
+        times = [t for _, *times in phases for t in times]
+        self._fill(tuple(shape), (*times, *args.values()))
 
     def draw_sync(self, sync: schema.Sync) -> None:
-        shape = (self.tracks.context(sync.ctx), "device waits", "wait", ("synchronize",), ())
-        self._fill(self._slices_form, shape, sync.t, sync.t + sync.dur)
-
-    def _slices_form(
-        self, form: Form, home: int, track: str, category: str, names: Names, args: Names,
-        *values: Blank,
-    ) -> None:  # fmt: skip
-        """Slices of one track; the last has the arguments."""
-        on, n = self.tracks.child(home, track), len(names)
-        for name, begin, end in zip(names[:-1], values, values[n:], strict=False):
-            form.slice(on, name, category, begin, end, {})
-        shown = dict(zip(args, values[2 * n :], strict=True))
-        form.slice(on, names[-1], category, values[n - 1], values[2 * n - 1], shown)
+        on = self.tracks.child(self.tracks.context(sync.ctx), "device waits")
+        self._fill(((on, "synchronize", "wait", (), ""),), (sync.t, sync.t + sync.dur))
 
     def draw_request(self, request: traced.RequestSlice) -> None:
         home = self.tracks.context(request.request.ctx)
@@ -374,9 +360,10 @@ class _Writer(traced.TracedLog):
 
     def draw_rates(self, compute: schema.Compute, rates: Mapping[str, float]) -> None:
         start = compute.t + compute.start
-        counters = tuple((f"achieved {unit}", unit, "") for unit in rates)
-        shape = (self.tracks.context(compute.ctx), counters)
-        self._fill(self._counters_form, shape, start, start + compute.dur, *rates.values())
+        counters = ((f"achieved {unit}", unit, "", rate) for unit, rate in rates.items())
+        home = self.tracks.context(compute.ctx)
+        tracks, samples = self._counters(home, counters, start, start + compute.dur)
+        self._fill(tuple(tracks), samples)
 
     def take_splits(self, event: schema.Splits) -> None:
         compute, splits = self.refs.compute.event, self.refs.compute.graph.event.splits
@@ -414,22 +401,14 @@ class _Writer(traced.TracedLog):
             args["hex"] = token.hex
         if token.step >= 0:
             args["step"] = token.step
-        of_step = self.spans.get(token.step)
-        shape = (self.tracks.context(token.ctx), of_step is not None, tuple(args))
-        flows = [] if flow is None else [flow]
-        end, step = token.t + token.dur, of_step or (0, 0)
-        values = (_quoted(text), token.t, end, *step, *args.values())
-        self._fill(self._token_form, shape, flows, *values)
-
-    def _token_form(
-        self, form: Form, home: int, on_step: bool, args: Names, *blanks: Blank
-    ) -> None:
-        flows, quoted, begin, end, step_begin, step_end, *values = blanks
-        shown = dict(zip(args, values, strict=True))
-        sampler = self.tracks.child(home, "sampler")
-        form.slice(sampler, "sample", "sampler", begin, end, shown, flow_ids=flows)
-        if on_step:
-            form.slice(home, quoted, "token", step_begin, step_end, shown)
+        home, end = self.tracks.context(token.ctx), token.t + token.dur
+        sampler, names = self.tracks.child(home, "sampler"), tuple(args)
+        shape: list[Slice] = [(sampler, "sample", "sampler", names, "flow_ids")]
+        values = [token.t, end, [] if flow is None else [flow], *args.values()]
+        if (span := self.spans.get(token.step)) is not None:
+            shape.append((home, None, "token", names, ""))
+            values += *span, _quoted(text), *args.values()
+        self._fill(tuple(shape), values)
 
 
 @lru_cache(traced.KEPT)
