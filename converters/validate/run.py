@@ -44,32 +44,22 @@ from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.report.report import Cell, Column, Report, columns_of
 
 
-@dataclass(frozen=True)
-class Whole:
-    """The logits of the whole graph against llama.cpp's."""
-
-    error: float | None
-    """normalized mean squared error; None if the graph was not computed"""
-    reason: str = ""
-    """why it was not"""
-
-
 def compare_logits(
     file: ModelFile, graph: Graph, inputs: Mapping[int, Array], logits: Array
-) -> Whole:
+) -> tuple[float | None, str]:
     """Computes a graph from its inputs, by leaf, and compares the last row of its last value with
-    `logits`, (vocabulary,)."""
+    `logits`, (vocabulary,). Returns the normalized mean squared error, or why it was not
+    computed."""
     exported = export_graph(graph)
     if exported.missing:
-        return Whole(None, f"no standard operators express {', '.join(sorted(exported.missing))}")
+        return None, f"no standard operators express {', '.join(sorted(exported.missing))}"
     needed = weight_bytes(exported, graph)
     with temporary_directory("instr-validate-") as folder:
         free = shutil.disk_usage(folder).free
         if needed > free:
-            return Whole(
-                None,
+            return None, (
                 f"its weights need {needed / 1e9:,.1f} GB of disk, {folder.parent} has"
-                f" {free / 1e9:,.1f} GB; set TMPDIR",
+                f" {free / 1e9:,.1f} GB; set TMPDIR"
             )
         path = folder / "graph.onnx"
         with (folder / "graph.data").open("wb") as data:
@@ -80,7 +70,7 @@ def compare_logits(
         leaf = {name: number for number, name in exported.inputs.items()}
         last = exported.names[max(exported.names)]
         found = run(open_session(str(path)), [last], lambda name: inputs[leaf[name]])
-        return Whole(error_of(found.reshape(-1, found.shape[-1])[-1], logits))
+        return error_of(found.reshape(-1, found.shape[-1])[-1], logits), ""
 
 
 OF_LOGITS = 2e-3
@@ -93,8 +83,8 @@ class Validation:
     cache: list[float]
     """of each decode: the error of its logits against those of one pass over all tokens, which
     reads nothing from the cache"""
-    whole: Whole | None = None
-    """the prompt's logits against those of the whole graph in ONNX Runtime"""
+    whole: tuple[float | None, str] | None = None
+    """the error of the prompt's logits against those of the whole graph (`compare_logits`)"""
 
 
 def validate_model(
@@ -185,7 +175,7 @@ def judge(found: Validation) -> Verdict:
     if found.whole is not None:
         products = (op for op in found.ops if op.op.startswith("MUL_MAT"))
         rounded = any(rounds(op.types.split(", ")[0]) for op in products)
-        reports.append(_whole(found.whole, rounded))
+        reports.append(_whole(*found.whole, rounded))
     if found.cache:
         reports.append(_cache(found.cache))
     passed = all(row[-1] != "fault" for report in reports for row in report.rows)
@@ -202,18 +192,18 @@ def _row(op: str, types: str, device: str, of: Sequence[Checked]) -> list[Cell]:
     return [op, types, device, len(of), worst.error, worst.tolerance, worst.name, verdict]
 
 
-def _whole(whole: Whole, rounded: bool) -> Report:
+def _whole(error: float | None, reason: str, rounded: bool) -> Report:
     columns = [Column("error", "number"), Column("tolerance", "number"), Column("verdict")]
     title = "Logits of the prompt against the whole graph in ONNX Runtime"
-    if whole.error is None:
+    if error is None:
         report = Report(title, columns, [[None, None, "not checked"]], key="prompt")
-        report.notes.append(f"The graph was not computed: {whole.reason}.")
+        report.notes.append(f"The graph was not computed: {reason}.")
         return report
-    within = whole.error <= OF_LOGITS
-    explained = rounded and whole.error <= ROUNDED * OF_LOGITS
+    within = error <= OF_LOGITS
+    explained = rounded and error <= ROUNDED * OF_LOGITS
     verdict = "ok" if within else "rounding" if explained else "fault"
-    report = Report(title, columns, [[whole.error, OF_LOGITS, verdict]], key="prompt")
-    report.figures = {"error": (whole.error, "number")}
+    report = Report(title, columns, [[error, OF_LOGITS, verdict]], key="prompt")
+    report.figures = {"error": (error, "number")}
     if verdict == "rounding":
         report.notes.append(
             "rounding: ggml rounds activations to 8 bits before products with quantized weights,"

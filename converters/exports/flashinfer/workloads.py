@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -151,7 +152,7 @@ def _of_session(found: Found, session: Session) -> Iterator[None]:
         if ops.plan not in kernels:
             kernels[ops.plan] = _kernels(g, plan)
         of, ubatch = kernels[ops.plan], session.ubatches.get(int(ops.compute[row]))
-        spent = [0] * len(of.uses)
+        spent: defaultdict[int, int] = defaultdict(int)
         for use, op, ns in zip(of.use, of.op, ops.dur[row].tolist(), strict=True):
             if use >= 0:
                 spent[use] += ns
@@ -159,7 +160,8 @@ def _of_session(found: Found, session: Session) -> Iterator[None]:
                 undescribed = found.undescribed.setdefault(op, Undescribed())
                 undescribed.times += 1
                 undescribed.ns += ns
-        for number, ns in enumerate(spent):
+        # a plan may leave out the kernels of devices
+        for number, ns in sorted(spent.items()):
             shape = of.attention.get(number)
             key = (ops.plan, of.kinds[number], ubatch if shape else None)
             if key not in cases:
@@ -176,14 +178,10 @@ def _kernels(g: Tensors, plan: Plan) -> _Kernels:
     for nodes in kernel_nodes(g.graph, plan):
         belongs.append(next((of_node[node] for node in nodes if node in of_node), -1))
         ops.append("+".join(g.nodes.op[node] for node in nodes))
-    # a plan may leave out the kernels of devices
-    there = sorted(set(belongs) - {-1})
-    numbers = {use: number for number, use in enumerate(there)} | {-1: -1}
     shapes = attentions(g.graph, node_backends(g.graph))
-    used = [uses[use] for use in there]
-    attention = {i: shapes[use.nodes[0]] for i, use in enumerate(used) if use.attention}
-    kinds = [(attention.get(i), *kind_of(g, use)) for i, use in enumerate(used)]
-    return _Kernels(used, kinds, attention, [numbers[use] for use in belongs], ops)
+    attention = {i: shapes[use.nodes[0]] for i, use in enumerate(uses) if use.attention}
+    kinds = [(attention.get(i), *kind_of(g, use)) for i, use in enumerate(uses)]
+    return _Kernels(uses, kinds, attention, belongs, ops)
 
 
 def _case(

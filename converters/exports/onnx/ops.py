@@ -159,12 +159,9 @@ def l2_norm(b: Builder, node: int) -> str:
 
 
 def reduced(operator: str, b: Builder, node: int) -> str:
-    """A sum or a mean of each row."""
-    return b.add(operator, four(b, sources_of(b, node)[0]), b.ints([3]))
-
-
-def total(b: Builder, node: int) -> str:
-    return b.add("ReduceSum", four(b, sources_of(b, node)[0]), b.ints([0, 1, 2, 3]))
+    """A sum or a mean of each row, or of all."""
+    axes = range(4) if b.tensors.nodes.op[node] == "SUM" else (3,)
+    return b.add(operator, four(b, sources_of(b, node)[0]), b.ints(axes))
 
 
 def cumsum(b: Builder, node: int) -> str:
@@ -575,14 +572,14 @@ _CONVERT: dict[str, Callable[[Builder, int], str | None]] = {
     "GLU": glu, "L2_NORM": l2_norm, "LEAKY_RELU": leaky_relu,
     "LIGHTNING_INDEXER": lightning_indexer, "MUL_MAT": mul_mat, "MUL_MAT_ID": mul_mat_id,
     "REPEAT": repeat, "ROPE": rope, "ROPE_BACK": rope, "SCALE": scale, "SET_ROWS": set_rows,
-    "SOFT_MAX": soft_max, "SQR": square, "SSM_CONV": ssm_conv, "SSM_SCAN": ssm_scan, "SUM": total,
+    "SOFT_MAX": soft_max, "SQR": square, "SSM_CONV": ssm_conv, "SSM_SCAN": ssm_scan,
     "TOP_K": argsort, "UNARY": unary,
 }  # fmt: skip
 _NAMED: dict[Callable[[str, Builder, int], str], dict[str, str]] = {
     with_second: {"ADD": "Add", "ADD1": "Add", "DIV": "Div", "MUL": "Mul", "SUB": "Sub"},
     of_one: {"COS": "Cos", "LOG": "Log", "SIN": "Sin", "SQRT": "Sqrt"},
     norm: {"NORM": "LayerNormalization", "RMS_NORM": "RMSNormalization"},
-    reduced: {"MEAN": "ReduceMean", "SUM_ROWS": "ReduceSum"},
+    reduced: {"MEAN": "ReduceMean", "SUM": "ReduceSum", "SUM_ROWS": "ReduceSum"},
 }
 OPS = _CONVERT | {
     op: partial(convert, operator)
