@@ -165,14 +165,15 @@ class Slices:
     shape: tuple[int, ...]
 
     @property
-    def is_whole(self) -> bool:
-        """Whether every element is selected."""
-        return self.ends == self.reshape and not any(self.starts)
+    def cut(self) -> list[int]:
+        """The dimensions of which not every element is selected."""
+        bounds = zip(self.starts, self.ends, self.reshape, strict=True)
+        return [axis for axis, (start, end, n) in enumerate(bounds) if (start, end) != (0, n)]
 
     @property
     def is_base(self) -> bool:
         """Whether every element is selected, in the base's order."""
-        return self.is_whole and list(self.transpose) == sorted(self.transpose)
+        return not self.cut and list(self.transpose) == sorted(self.transpose)
 
 
 def places(offset: int, shape: Sequence[int], strides: Sequence[int]) -> Int64:

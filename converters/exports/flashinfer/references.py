@@ -25,21 +25,9 @@ def run(A, B):
 """
 
 RMSNORM = """
-def run(hidden_states, weight):
-    x = hidden_states.float()
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()
-"""
-
-RMSNORM_ALONE = """
-def run(hidden_states):
-    x = hidden_states.float()
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)
-"""
-
-ADD_RMSNORM = """
-def run(hidden_states, residual, weight):
-    x = hidden_states.float() + residual.float()
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()
+def run({inputs}):
+    x = {x}
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS){scaled}
 """
 
 LAYERNORM = """

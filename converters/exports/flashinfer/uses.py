@@ -118,24 +118,29 @@ def norm(g: Tensors, node: int) -> Use | None:
     width, op = g.ne(node)[0], g.op(node)
     eps = float(g.params(node)["eps"])
     inputs, nodes = {"hidden_states": (x, _VECTOR)}, [node]
-    name, source = f"rmsnorm_h{width}", references.RMSNORM_ALONE
-    about = f"RMSNorm; epsilon is {eps:.6g}."
+    name, about = f"rmsnorm_h{width}", f"RMSNorm; epsilon is {eps:.6g}."
     scaled, weight = _scaled(g, node)
     if op == "NORM":
-        name, source = f"layernorm_h{width}", references.LAYERNORM
+        name = f"layernorm_h{width}"
         about = f"Layer norm without weight and bias; epsilon is {eps:.6g}."
     elif scaled is None:
         name += "_unscaled"
     else:
         nodes.append(scaled)
-        source = references.RMSNORM
         if g.op(x) == "ADD" and _is_residual(g, x):
             a, b = g.nodes.src[x]
             inputs = {"hidden_states": (b, _VECTOR), "residual": (a, _VECTOR)}
             nodes.insert(0, x)
-            name, source = f"fused_add_{name}", references.ADD_RMSNORM
+            name = f"fused_add_{name}"
             about = f"RMSNorm of a sum; epsilon is {eps:.6g}. The sum is kept, too."
         inputs["weight"] = weight, Tensor(("hidden_size",))
+    source = references.LAYERNORM
+    if op == "RMS_NORM":
+        source = references.RMSNORM.format(
+            inputs=", ".join(inputs),
+            x=" + ".join(f"{of}.float()" for of in inputs if of != "weight"),
+            scaled=" * weight.float()" * ("weight" in inputs),
+        )
     return _use(
         tuple(nodes), name, "rmsnorm" if op == "RMS_NORM" else "layernorm", about,
         {"hidden_size": width}, {"batch_size": g.rows(node)}, inputs, {"output": _VECTOR},

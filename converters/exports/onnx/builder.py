@@ -164,9 +164,7 @@ class Builder:
         if steps.is_base:
             return value if steps.shape == whole else self.reshape(value, steps.shape)
         value = self.reshape(value, steps.reshape)
-        if not steps.is_whole:
-            axes = range(len(steps.reshape))
-            cut = [a for a in axes if (steps.starts[a], steps.ends[a]) != (0, steps.reshape[a])]
+        if cut := steps.cut:
             value = self.add(
                 "Slice", value, self.ints([steps.starts[a] for a in cut]),
                 self.ints([steps.ends[a] for a in cut]), self.ints(cut),
