@@ -243,7 +243,7 @@ class _Writer(traced.TracedLog):
                 spans = traced.spans_of_thread(plan.timeline, self.selection, gaps)
             template = Template(on, spans)
             remember(plan.templates, key, template, traced.TEMPLATES)
-        self._matched |= template.size > 0
+        self._matched |= bool(template.text)
         begin, end = (t - self._start for t in kernel_times(ops))
         self._write(template.fill(begin, end, ops.tail, amounts))
 
@@ -335,43 +335,30 @@ class Template:
 
     def __init__(self, track: Track, spans: Sequence[traced.Span]) -> None:
         prefix = b'{"ph":"X","pid":%d,"tid":%d,"ts":%%d.%%b,"dur":%%d.%%b,' % track
-        self._text = b"".join(SEPARATOR + prefix + _text(span)[1:] for span in spans)
+        self.text = b"".join(SEPARATOR + prefix + _text(span)[1:] for span in spans)
         self._times = np.array([span[:2] for span in spans], np.intp).reshape(-1, 2).T
         rates = [(i, amount) for i, span in enumerate(spans) for amount in span.rates.values()]
         self._rates = np.array(rates, np.intp).reshape(-1, 2).T
-        # places in the text, and which of begins, durations and rates, or of the amounts, is there
-        exact: list[tuple[int, int]] = []
-        amounts: list[tuple[int, int]] = []
-        self.size = 0
-        """of numbers, those before and behind a point counted apart; 0 if nothing was selected"""
-        next_rate = 2 * len(spans)
+        # the order of the numbers: of those before points, then behind them, then the amounts
+        n, order, rate = 2 * len(spans) + len(rates), list[int](), 2 * len(spans)
         for i, span in enumerate(spans):
-            for which in (i, len(spans) + i, *range(next_rate, next_rate + len(span.rates))):
-                exact.append((self.size, which))
-                self.size += 2
-            next_rate += len(span.rates)
-            amounts += enumerate(span.amounts.values(), self.size)
-            self.size += len(span.amounts)
-        self._exact = np.array(exact, np.intp).reshape(-1, 2).T
-        self._amounts = np.array(amounts, np.intp).reshape(-1, 2).T
+            for exact in (i, len(spans) + i, *range(rate, rate + len(span.rates))):
+                order += exact, n + exact
+            rate += len(span.rates)
+            order += [2 * n + amount for amount in span.amounts.values()]
+        self._order = np.array(order, np.intp)
 
     def fill(self, start: Int64, end: Int64, tail: int, amounts: Int64) -> bytes:
         """The events of a compute: begin and end of each kernel, the wait for all threads after the
         last, all in ns, and the amounts that the spans number."""
-        if not self.size:
-            return b""
         begin, until = np.concatenate((start, end, end[-1:] + tail))[self._times]
         dur = until - begin
         span, rated = self._rates
         # in thousandths; one per nanosecond is 10^9 per second
         rates = amounts[rated] * 1000 // np.maximum(dur[span], 1)
-        at, which = self._exact
-        before, behind = np.divmod(np.concatenate((begin, dur, rates))[which], 1000)
-        numbers = np.empty(self.size, object)
-        numbers[at], numbers[at + 1] = before, _THOUSANDTHS[behind]
-        at, which = self._amounts
-        numbers[at] = amounts[which]
-        return self._text % tuple(numbers.tolist())
+        before, behind = np.divmod(np.concatenate((begin, dur, rates)), 1000)
+        numbers = np.concatenate((before, _THOUSANDTHS[behind], amounts))[self._order]
+        return self.text % tuple(numbers.tolist())
 
 
 def _text(span: traced.Span) -> bytes:

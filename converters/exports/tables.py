@@ -381,22 +381,21 @@ class _Builder:
 
     def _sessions(self) -> dict[str, Any]:
         session, start = self._session, self._session.start
-        words = {
-            "id": id_of(start, session.path),
-            "host": host_of(start),
-            "models": ", ".join(sorted(map(name_of, session.models.values()))) or None,
-            "cpu": start.host.cpu,
-            "os": start.host.os,
-            "level": start.level,
-            "build": start.producer.llama_cpp,
-            "llama_cpp": start.producer.commit,
-            "cores": start.host.cores,
-            "memory": start.host.memory,
-            "perturbed": start.perturbed,
+        return {
+            "id": [id_of(start, session.path)],
+            "host": [host_of(start)],
+            "models": [", ".join(sorted(map(name_of, session.models.values()))) or None],
+            "cpu": [start.host.cpu],
+            "os": [start.host.os],
+            "level": [start.level],
+            "build": [start.producer.llama_cpp],
+            "llama_cpp": [start.producer.commit],
+            "cores": [start.host.cores],
+            "memory": [start.host.memory],
+            "perturbed": [start.perturbed],
             "wall": pd.to_datetime([start.wall], unit="ns", utc=True),
-            "begin": start.t,
+            "begin": [start.t],
         }
-        return {name: word if name == "wall" else [word] for name, word in words.items()}
 
     # --- what there is ---
 

@@ -190,23 +190,19 @@ def find_slices(
     positions selects it."""
     axes = [axis for axis, n in enumerate(shape) if n > 1]
     axes.sort(key=lambda axis: -strides[axis])
-    steps = [strides[axis] for axis in axes]
-    if any(step < 1 for step in steps) or 0 in shape:
+    if any(strides[axis] < 1 for axis in axes) or 0 in shape:
         return None
     reshape, starts, ends = [], [], []
     whole, rest = n_base, offset
-    for axis, step in zip(axes, steps, strict=True):
+    # the last is what is left of the base below the smallest stride
+    for n, step in [*((shape[axis], strides[axis]) for axis in axes), (1, 1)]:
         if whole % step:
             return None
         start, rest = divmod(rest, step)
         reshape.append(whole // step)
         starts.append(start)
-        ends.append(start + shape[axis])
+        ends.append(start + n)
         whole = step
-    # what is left of the base below the smallest stride
-    reshape.append(whole)
-    starts.append(rest)
-    ends.append(rest + 1)
     if any(end > n for end, n in zip(ends, reshape, strict=True)):
         return None
     order = [axes.index(axis) for axis in sorted(axes)]
