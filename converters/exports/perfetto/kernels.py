@@ -127,9 +127,8 @@ class ComputeTemplate:
         self, begin: Int64, end: Int64, done: Int64, amounts: Int64, first_flow: int = 0
     ) -> NDArray[np.uint8]:
         """The packets of n computes, one after the other. `begin` and `end` are (n, kernels) in
-        absolute ns, `done` is (n,): when all threads were done. Amounts are (n, any), or (1, any)
-        if all computes have the same. Flows are numbered from `first_flow` on, `n_flows` for each
-        compute."""
+        absolute ns, `done` is (n,): when all threads were done; `amounts` are (n, any). Flows are
+        numbered from `first_flow` on, `n_flows` for each compute."""
         (number_at, number_of), (rate_at, rate_of), (flow_at, flow_of) = self._fields
         n = len(begin)
         # the last word may reach beyond the end
@@ -139,8 +138,7 @@ class ComputeTemplate:
         # the same bytes as words that begin at any byte: one store writes eight of them
         words = np.ndarray((n, self.size), "<u8", out, strides=(self.size, 1))
         doubles = np.ndarray((n, self.size), "<f8", out, strides=(self.size, 1))
-        shown = np.broadcast_to(amounts, (n, amounts.shape[1]))
-        numbers = np.concatenate((begin, end, done[:, None], shown), axis=1)[:, number_of]
+        numbers = np.concatenate((begin, end, done[:, None], amounts), axis=1)[:, number_of]
         words[:, number_at] = padded_words(numbers)
         if int(numbers.max()) >> 56:
             rows[:, number_at + 8] = numbers >> 56
@@ -183,10 +181,10 @@ class _Batch:
     template: ComputeTemplate
     timeline: PlanTimeline | None
     """its id is a part of the key: kept, so that no other object gets that id"""
-    computes: list[tuple[int, int, Int64 | None, Int64]] = field(default_factory=list)
-    """t, tail, gap and dur"""
-    amounts: list[tuple[Int64, ...]] = field(default_factory=list)
-    """of each compute, or once, if all have the same; none if nothing shows them"""
+    computes: list[tuple[int, int, Int64 | None, Int64, tuple[Int64, ...]]] = field(
+        default_factory=list
+    )
+    """t, tail, gap, dur and amounts"""
 
 
 class KernelSlices:
@@ -253,12 +251,8 @@ class KernelSlices:
             n = len(timeline.ops)
             template = ComputeTemplate(self._packets, track, n, spans, edges)
             batch = self._begin(key, template, timeline)
-        if not work:
-            self._add(batch, event, event.tail, np.array(event.wait, np.int64))
-        elif timeline.kernels.attention or not batch.amounts:
-            self._add(batch, event, event.tail, work.bytes, work.flops)
-        else:
-            self._add(batch, event, event.tail)
+        amounts = (work.bytes, work.flops) if work else (np.array(event.wait, np.int64),)
+        self._add(batch, event, event.tail, *amounts)
 
     def flush(self) -> None:
         """Writes all waiting computes."""
@@ -277,16 +271,15 @@ class KernelSlices:
         gap, dur = interval_columns(event)
         if not batch.template.size:
             return
-        if amounts:
-            batch.amounts.append(amounts)
-        batch.computes.append((event.t, tail, gap, dur))
+        batch.computes.append((event.t, tail, gap, dur, amounts))
         if len(batch.computes) * len(dur) >= BATCH:
             self._fill(batch)
 
     def _fill(self, batch: _Batch) -> None:
         if not batch.computes:
             return
-        t, tail, gaps, durs = zip(*batch.computes, strict=True)
+        t, tail, gaps, durs, each = zip(*batch.computes, strict=True)
+        amounts = np.array(each, np.int64).reshape(len(t), -1)
         dur = np.array(durs)
         step = dur.copy()
         for i, gap in enumerate(gaps):
@@ -295,8 +288,6 @@ class KernelSlices:
         end = np.cumsum(step, axis=1)
         end += np.array(t)[:, None]
         done = end[:, -1] + np.array(tail)
-        amounts = np.array(batch.amounts or [()], np.int64)
-        amounts = amounts.reshape(len(amounts), -1)
         first = self._flows(batch.template.n_flows * len(t)) if self._flows else 0
         self._write(batch.template.fill(end - dur, end, done, amounts, first))
-        batch.computes, batch.amounts = [], []
+        batch.computes = []
