@@ -166,7 +166,7 @@ class Slices:
 
     @property
     def cut(self) -> list[int]:
-        """The dimensions of which not every element is selected."""
+        """The dimensions that lack elements."""
         bounds = zip(self.starts, self.ends, self.reshape, strict=True)
         return [axis for axis, (start, end, n) in enumerate(bounds) if (start, end) != (0, n)]
 

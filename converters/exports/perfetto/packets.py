@@ -125,8 +125,8 @@ class Packets:
 
     def fill(self, shape: tuple[Slice | int, ...], values: Sequence[Any]) -> bytes:
         """Slices and samples of counters, which are named by their tracks, as packets. The values
-        are, of each slice, its begin, end, name, flows and arguments, of each sample its time and
-        value. Raises OverflowError for an integer without room."""
+        are, for each slice, when it begins and ends, its name, flows and arguments, and for each
+        sample its time and value. Raises OverflowError for an integer without room."""
         form = self._forms.get(shape)
         if form is None:
             form = self._forms[shape] = _Form(self, shape, values)
