@@ -28,6 +28,11 @@ from llamacpp_instr.model.types import GgmlType, type_named
 
 Int64 = NDArray[np.int64]
 Four = tuple[int, int, int, int]
+GATES = {
+    "SWIGLU": "SILU", "GEGLU": "GELU", "REGLU": "RELU", "GEGLU_ERF": "GELU_ERF",
+    "GEGLU_QUICK": "GELU_QUICK",
+}  # fmt: skip
+"""by ggml's name of a GLU: the function of its gate"""
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,12 @@ from llamacpp_instr.converters.exports.flashinfer.definition import (
     type_tags,
 )
 from llamacpp_instr.converters.exports.flashinfer.references import FUNCTIONS, with_values
-from llamacpp_instr.converters.exports.tensors import Tensors
+from llamacpp_instr.converters.exports.tensors import GATES, Tensors
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, hiding, scope
 from llamacpp_instr.log.graph.ops import yarn
 
 Int32 = NDArray[np.int32]
 _SIGNS = {"ADD": "+", "SUB": "-", "MUL": "*", "DIV": "/"}
-_GATES = {
-    "SWIGLU": "SILU", "GEGLU": "GELU", "REGLU": "RELU", "GEGLU_ERF": "GELU_ERF",
-    "GEGLU_QUICK": "GELU_QUICK",
-}  # fmt: skip
 _VECTOR = Tensor(("batch_size", "hidden_size"))
 
 
@@ -224,7 +220,7 @@ def activation(g: Tensors, node: int) -> Use | None:
     """A function of each element, or of a gate that is multiplied with another half."""
     sources, kind = g.nodes.src[node], str(g.params(node)["kind"])
     gated = g.op(node) == "GLU"
-    function = _GATES.get(kind, "") if gated else kind
+    function = GATES.get(kind, "") if gated else kind
     # two halves of one tensor are not described
     if function not in FUNCTIONS or (gated and len(sources) != 2):
         return None

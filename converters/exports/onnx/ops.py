@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from llamacpp_instr.converters.exports.onnx.builder import ELEMENTS, Builder
+from llamacpp_instr.converters.exports.tensors import GATES
 from llamacpp_instr.log.graph.ops import yarn
 
 
@@ -109,12 +110,6 @@ def function(b: Builder, kind: str, x: str) -> str | None:
     return None
 
 
-_GATES = {
-    "REGLU": "RELU", "GEGLU": "GELU", "SWIGLU": "SILU", "GEGLU_ERF": "GELU_ERF",
-    "GEGLU_QUICK": "GELU_QUICK",
-}  # fmt: skip
-
-
 def glu(b: Builder, node: int) -> str | None:
     """A function of one half, or of the first tensor, times the other."""
     found, sources = b.tensors.params(node), sources_of(b, node)
@@ -132,7 +127,7 @@ def glu(b: Builder, node: int) -> str | None:
             x = b.add("Mul", x, b.add("Sigmoid", b.add("Mul", x, b.constant(alpha))))
             return b.add("Mul", x, b.add("Add", gate, b.constant(1)))
         kind = "SWIGLU"
-    value = function(b, _GATES[kind], x) if kind in _GATES else None
+    value = function(b, GATES[kind], x) if kind in GATES else None
     return None if value is None else b.add("Mul", value, gate)
 
 
