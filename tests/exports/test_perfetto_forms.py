@@ -51,8 +51,7 @@ def test_events_of_one_shape_share_a_form_and_no_value(made) -> None:
 
 
 def test_forms_that_were_filled_often_are_made_again(monkeypatch) -> None:
-    """A protobuf message keeps the memory of all values that it ever had; and no log has so many
-    shapes that their forms need much memory."""
+    """A protobuf message keeps the memory of all values that it ever had."""
     monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.packets.FILLS", 2)
     packets, kept = Packets(), list[int]()
     filled = []
@@ -61,6 +60,15 @@ def test_forms_that_were_filled_often_are_made_again(monkeypatch) -> None:
         kept.append(len(packets._forms))
     assert kept == [1, 0, 1, 0, 1]
     assert [pb.Trace.FromString(data).packet[0].timestamp for data in filled] == [*range(5)]
+
+
+def test_only_so_many_forms_are_kept(monkeypatch) -> None:
+    monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.packets.FORMS", 2)
+    packets, kept = Packets(), list[int]()
+    for track in (1, 1, 2, 3, 3):
+        packets.fill((track,), (5, 6))
+        kept.append(len(packets._forms))
+    assert kept == [1, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**80])

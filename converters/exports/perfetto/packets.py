@@ -28,10 +28,9 @@ _FIELDS = {
 """of DebugAnnotation"""
 _COUNTER_FIELDS = {int: "counter_value", float: "double_counter_value"}
 """of TrackEvent"""
-FILLS = 1 << 12
-"""fills after which all forms are made again: protobuf frees a replaced value only together with
-its message"""
-
+FORMS, FILLS = 256, 1 << 14
+"""forms (a real log has a dozen) and fills, after which all forms are made again: protobuf frees a
+replaced value only together with its message"""
 
 Slice = tuple[int, str | None, str, tuple[str, ...], str]
 """what slices have in common: track, name (None if that differs), category, names of arguments, and
@@ -131,7 +130,7 @@ class Packets:
         if form is None:
             form = self._forms[shape] = _Form(self, shape, values)
         self._n_fills += 1
-        if self._n_fills % FILLS == 0:
+        if self._n_fills % FILLS == 0 or len(self._forms) > FORMS:
             self._forms.clear()
         try:
             for place, value in zip(form.places, values, strict=True):
