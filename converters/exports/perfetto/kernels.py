@@ -15,6 +15,7 @@ import struct
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -279,7 +280,8 @@ class KernelSlices:
         if not batch.computes:
             return
         t, tail, gaps, durs, each = zip(*batch.computes, strict=True)
-        amounts = np.array(each, np.int64).reshape(len(t), -1)
+        parts = [np.zeros(0, np.int64), *chain.from_iterable(each)]
+        amounts = np.concatenate(parts).reshape(len(t), -1)
         dur = np.array(durs)
         step = dur.copy()
         for i, gap in enumerate(gaps):
