@@ -330,7 +330,7 @@ class _Writer(traced.TracedLog):
         on = self.tracks.child(self.tracks.context(ctx), "phases")
         shape: list[Slice] = [(on, name, "phase", (), "") for name, _, _ in phases]
         shape[-1] = (on, phases[-1][0], "phase", tuple(args), "")
-        times = [t for _, *times in phases for t in times]
+        times = [t for phase in phases for t in phase[1:]]
         self._fill(tuple(shape), (*times, *args.values()))
 
     def draw_sync(self, sync: schema.Sync) -> None:
