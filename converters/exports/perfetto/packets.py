@@ -6,7 +6,7 @@ All packets are of one sequence. So a string is written once, and later packets 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import setitem
 from typing import Any
 
@@ -294,53 +294,51 @@ class Tracks:
         self._write = write
         self._log = f", {log}" if log else ""
         self._first = first
-        self._uuids: dict[tuple[int, str, str, int], int] = {}
+        self.latest = first
+        """the largest number so far"""
+        self.child = cache(self._child)
         self._contexts: dict[int, int] = {}
         self._suffixes: dict[int, str] = {}
         """what the tracks below a context's are called, besides; nothing for the first"""
 
     def begin(self, note: str) -> None:
         """The session has begun; `note` describes it."""
-        self.home = self._new((0, "", HOME, 0), HOME + self._log, rank=self._first, note=note)
-
-    @property
-    def latest(self) -> int:
-        """The largest number so far."""
-        return self._first + len(self._uuids)
+        self.home = self._new(HOME + self._log, rank=self._first, note=note)
 
     def context(self, ctx: int) -> int:
         """The track of a context's steps."""
         if ctx not in self._contexts:
             n = len(self._contexts)
             name = f"context {ctx}{self._log}"
-            new = self.home if not n else self._new((0, "", name, 0), name, rank=self._first + n)
+            new = self.home if not n else self._new(name, rank=self._first + n)
             self._contexts[ctx] = new
             self._suffixes[new] = f" of {name}" if n or self._log else ""
         return self._contexts[ctx]
 
-    def child(
-        self, parent: int, name: str, unit: str | None = None, lane: int = 0, below: str = ""
+    def _child(
+        self,
+        parent: int,
+        name: str,
+        unit: str | None = None,
+        lane: int = 0,  # noqa: ARG002 (the cache tells tracks apart by it)
+        below: str = "",
     ) -> int:
         """A track of _NOTES below a context's track, or, if `below` names one of these, any track
         below that one. Tracks that differ only in their lane are shown as one."""
-        key = (parent, below, name, lane)
-        if (known := self._uuids.get(key)) is not None:
-            return known
         shown = name + self._suffixes.get(parent, "")
         if below:
             group = self.child(parent, below)
-            return self._new(key, shown, group, len(self._uuids), unit=unit)
-        return self._new(key, shown, parent, [*_NOTES].index(name), _NOTES[name], unit)
+            return self._new(shown, group, self.latest - self._first, unit=unit)
+        return self._new(shown, parent, [*_NOTES].index(name), _NOTES[name], unit)
 
     def _new(
         self,
-        key: tuple[int, str, str, int],
         name: str,
         parent: int = 0,
         rank: int = 0,
         note: str = "",
         unit: str | None = None,
     ) -> int:
-        uuid = self._uuids[key] = self.latest + 1
-        self._write(track(uuid, name, parent, rank, note, unit))
-        return uuid
+        self.latest += 1
+        self._write(track(self.latest, name, parent, rank, note, unit))
+        return self.latest
