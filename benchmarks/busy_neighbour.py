@@ -7,11 +7,8 @@ Records the demo model idle and with as many busy processes as there are CPUs, i
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from benchmarks.diff_noise import neighbours
-from benchmarks.harness import arguments, record_demo
+from benchmarks.harness import arguments, record_demo, scratch
 from llamacpp_instr.converters.analyses.clock import compute_machine
 from llamacpp_instr.converters.analyses.findings import Facts, find_causes
 from llamacpp_instr.log.session import load_session
@@ -22,8 +19,8 @@ def main() -> None:
     n = arguments(__doc__, recordings=20).recordings
     shares: dict[bool, list[float]] = {False: [], True: []}
     named = {False: 0, True: 0}
-    with tempfile.TemporaryDirectory() as name:
-        log = Path(name) / "session.log"
+    with scratch() as folder:
+        log = folder / "session.log"
         for busy in [False, True] * n:
             with neighbours(busy):
                 record_demo(log, 64, "--repeat", 5, "--threads", 2)

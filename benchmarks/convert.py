@@ -17,9 +17,6 @@ and the peak memory of another process that converts a large log. Traces go to /
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -35,6 +32,7 @@ from benchmarks.harness import (
     cpu_in_turns,
     median_ratio,
     record_demo,
+    scratch,
     write_long_log,
 )
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
@@ -42,6 +40,7 @@ from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.schema import Graph, Ops, Plan
 from llamacpp_instr.prediction.recorded import write_random_layers
+from tests.kit.native_kit import run_probe
 
 PAIRS = 7
 PEER_COMPUTES = 40
@@ -52,14 +51,12 @@ Slice: TypeAlias = "tuple[int, int, str, dict[str, str | int | float]]"
 
 def main() -> None:
     args = arguments(__doc__, level=("detailed", "verbose"), mib=8, large_mib=1024)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with scratch() as folder:
         demo, other, long = (folder / f"{of}.log" for of in ("demo", "random", "long"))
         record_demo(demo, 32, "--level", args.level)
         model = write_random_layers(folder / "random.gguf", *MODEL_100M)
-        probe = f"tests/kit/probe.py {model} {folder}/out.npz --threads 2 --level {args.level}"
-        command = [sys.executable, *probe.split(), "--decodes", "16", "--log", str(other)]
-        subprocess.run(command, check=True, capture_output=True)
+        options = f"--threads 2 --level {args.level} --decodes 16 --log {other}"
+        run_probe(folder / "out.npz", model, *options.split())
         for real in (demo, other):
             print(f"\n{real.stem} model, level {args.level}")
             write_long_log(real, long, args.mib << 20)

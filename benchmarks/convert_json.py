@@ -12,10 +12,9 @@ so the ratio is a lower bound: making these events also takes time.
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 
-from benchmarks.harness import cpu_in_turns, median_ratio, record_demo, write_long_log
+from benchmarks.harness import cpu_in_turns, median_ratio, record_demo, scratch, write_long_log
 from llamacpp_instr.converters.exports.chrome import write_chrome
 from llamacpp_instr.log.reader import read_events
 
@@ -24,8 +23,8 @@ LOG_BYTES = 4 << 20
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        real, log, trace = (Path(folder) / name for name in ("real.log", "long.log", "long.json"))
+    with scratch() as folder:
+        real, log, trace = (folder / name for name in ("real.log", "long.log", "long.json"))
         record_demo(real)
         n_ops, _ = write_long_log(real, log, LOG_BYTES)
         convert(log, trace)

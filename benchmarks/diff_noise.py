@@ -14,13 +14,14 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.harness import arguments, record_demo
+import numpy as np
+
+from benchmarks.harness import arguments, record_demo, scratch
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.converters.analyses.diff import Diff, compute_diff
 from llamacpp_instr.log.session import Session, load_session
@@ -28,13 +29,15 @@ from llamacpp_instr.log.session import Session, load_session
 
 def main() -> None:
     chosen = arguments(__doc__, pairs=20, repeat=5, threads=1, logs=1, busy=False)
-    rows, seen, tables, wrong, failed = Counter[str](), *(Counter[str]() for _ in range(4))
+    tables: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    """title -> for each pair the rows, and those with a difference"""
+    failed = Counter[str]()
     done = 0
-    with tempfile.TemporaryDirectory() as name, neighbours(chosen.busy):
+    with scratch() as folder, neighbours(chosen.busy):
         for i in range(chosen.pairs):
             begin = time.monotonic()
             try:
-                found = one_pair(Path(name) / "session.log", chosen)
+                found = one_pair(folder / "session.log", chosen)
             except (InstrError, subprocess.CalledProcessError) as error:
                 said = (getattr(error, "stderr", None) or str(error)).strip()
                 tell(f"pair {i + 1} of {chosen.pairs}: left out: {said}")
@@ -42,14 +45,10 @@ def main() -> None:
             done += 1
             for threshold in (0.0, 0.05):
                 failed[f"{threshold:.0%}"] += bool(found.slower_by(threshold))
-            differ = []
             for report in found.reports[1:]:
                 n_differing = sum(row[-1] in ("slower", "faster") for row in report.rows)
-                rows[report.title] += len(report.rows)
-                seen[report.title] += n_differing
-                tables[report.title] += 1
-                wrong[report.title] += n_differing > 0
-                differ += [report.title] * (n_differing > 0)
+                tables[report.title].append((len(report.rows), n_differing))
+            differ = [of.title for of in found.reports[1:] if tables[of.title][-1][1]]
             took = f"{time.monotonic() - begin:.0f} s"
             tell(f"pair {i + 1} of {chosen.pairs}, {took}: {'; '.join(differ) or 'no difference'}")
     print(
@@ -57,8 +56,10 @@ def main() -> None:
         f" --repeat {chosen.repeat} --threads {chosen.threads},"
         " tables by block and op"
     )
-    for title, n in tables.items():
-        print(f"{title}: {seen[title]} of {rows[title]} rows, {wrong[title]} of {n} tables")
+    for title, pairs in tables.items():
+        n_rows, n_differing = np.transpose(pairs)
+        wrong = f"{np.count_nonzero(n_differing)} of {len(pairs)} tables"
+        print(f"{title}: {n_differing.sum()} of {n_rows.sum()} rows, {wrong}")
     for threshold, n in failed.items():
         print(f"--fail-above {threshold}: {n} of {done}")
 

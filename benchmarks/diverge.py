@@ -14,8 +14,6 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import own_bytes
+from benchmarks.harness import own_bytes, sampled, scratch
 from llamacpp_instr.diverge.run import Comparison, DivergeOptions, Pair, opened_pair, that_differ
 from llamacpp_instr.diverge.shares import measure_shares
 from llamacpp_instr.llama.engine import ModelContext
@@ -42,8 +40,7 @@ def main() -> None:
     command, *names = sys.argv[1:] or [""]
     if command == "cost" and len(names) <= 1:
         with ExitStack() as stack:
-            made = names[0] if names else stack.enter_context(tempfile.TemporaryDirectory())
-            measure_cost(Path(made))
+            measure_cost(Path(names[0]) if names else stack.enter_context(scratch()))
     elif command == "shares" and len(names) == 2:
         measure_mixtures(*names)
     else:
@@ -110,23 +107,10 @@ def _run_both(pair: Pair) -> None:
 
 def _measured(work: Callable[[], object]) -> tuple[float, float, int]:
     """Seconds, CPU seconds, and the most memory of its own that the process has meanwhile."""
-    over = threading.Event()
-    most = own_bytes()
-
-    def sample() -> None:
-        nonlocal most
-        while not over.wait(0.02):
-            most = max(most, own_bytes())
-
-    thread = threading.Thread(target=sample)
-    thread.start()
     begun, cpu = time.monotonic(), time.process_time()
-    try:
+    with sampled(own_bytes) as sizes:
         work()
-    finally:
-        over.set()
-        thread.join()
-    return time.monotonic() - begun, time.process_time() - cpu, most
+    return time.monotonic() - begun, time.process_time() - cpu, max(sizes)
 
 
 if __name__ == "__main__":

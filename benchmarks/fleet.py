@@ -12,14 +12,13 @@ the disk holds few of them. Printed are
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from distributed import LocalCluster
 
-from benchmarks.harness import RECORDED, arguments, cost_of_instr, instr, write_long_log
+from benchmarks.harness import RECORDED, arguments, cost_of_instr, instr, scratch, write_long_log
 from llamacpp_instr.converters.fleet.queries import answer, open_database
 
 MB = 10**6
@@ -31,8 +30,7 @@ QUERIES = ("percentiles", "speed", "requests", "regressions")
 
 def main() -> None:
     n_logs = arguments(__doc__, logs=1000).logs
-    with tempfile.TemporaryDirectory(prefix="fleet-") as name:
-        folder = Path(name)
+    with scratch() as folder:
         source, dataset = folder / "source.log", folder / "fleet"
         _, n_ops = write_long_log(RECORDED, source, n_ops=N_OPS)
         print(f"a log: {source.stat().st_size / MB:.1f} MB, {n_ops:,} kernels of all threads")

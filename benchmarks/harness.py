@@ -7,6 +7,8 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -99,6 +101,13 @@ def median_and_late(values: npt.ArrayLike, unit: str = "ms") -> str:
 # --- processes ---
 
 
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory that is removed at the end."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
 def instr(*words: object) -> None:
     """Run `instr` with these words."""
     subprocess.run([*INSTR, *map(str, words)], check=True, capture_output=True, text=True)
@@ -156,6 +165,25 @@ def _status(pid: object, key: str) -> int:
     return int(status.partition(f"{key}:")[2].split()[0]) * 1024
 
 
+@contextmanager
+def sampled(read: Callable[[], int]) -> Iterator[list[int]]:
+    """What `read` returns while the block runs, 50 times a second; at least once."""
+    values = [read()]
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(0.02):
+            values.append(read())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield values
+    finally:
+        over.set()
+        thread.join()
+
+
 # --- logs ---
 
 _NUMBERS = re.compile(r'"(t|step|compute|index)":(\d+)')
@@ -201,24 +229,3 @@ def write_long_log(real: Path, out: Path, n_bytes: float = 0, n_ops: float = 0) 
 def _count_ops(events: list[dict[str, Any]]) -> tuple[int, int]:
     ops = [(len(e["dur"]), not e.get("thread")) for e in events if e["event"] == "ops"]
     return sum(n for n, is_first in ops if is_first), sum(n for n, _ in ops)
-
-
-@contextmanager
-def connected(command: list[str]) -> Iterator[Callable[..., str]]:
-    """A process to talk to: the function sends it a line, if any, and returns its next line; None
-    closes its input, and returns all that it says until it ends."""
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        to, out = process.stdin, process.stdout
-
-        def talk(line: str | None = "") -> str:
-            if line is None:
-                return process.communicate(timeout=60)[0]
-            if line:
-                print(line, file=to, flush=True)
-            return out.readline().strip()
-
-        yield talk

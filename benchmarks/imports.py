@@ -12,12 +12,11 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 import transformers
 
-from benchmarks.harness import INSTR, own_bytes
+from benchmarks.harness import INSTR, own_bytes, sampled, scratch
 from tests.peers.peer_models import PIECES, add_sentencepiece
 
 SHAPE = {
@@ -48,27 +47,28 @@ def write_model(folder: Path, n_layers: int, **changes: int) -> int:
 def import_measured(*words: object) -> tuple[int, float]:
     """Run `instr import`; returns the converter's peak of memory in bytes, and seconds."""
     begun = time.monotonic()
-    peak = 0
-    with subprocess.Popen(
-        [*INSTR, "import", *map(str, words)], stderr=subprocess.DEVNULL
-    ) as process:
+    command = [*INSTR, "import", *map(str, words)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while process.poll() is None:
+
+        def of_children() -> int:
             with suppress(OSError):  # it has ended
-                peak = max(peak, *map(own_bytes, children.read_text().split()), 0)
-            time.sleep(0.01)
-    assert process.returncode == 0
-    return peak, time.monotonic() - begun
+                return max(map(own_bytes, children.read_text().split()), default=0)
+            return 0
+
+        with sampled(of_children) as sizes:
+            assert process.wait() == 0
+    return max(sizes), time.monotonic() - begun
 
 
 def main() -> None:
     print("layers  source MB  type  file MB  peak MB  seconds")
-    with TemporaryDirectory() as directory:
+    with scratch() as directory:
         for n_layers in LAYERS:
-            folder = Path(directory) / f"model-{n_layers}"
+            folder = directory / f"model-{n_layers}"
             source = write_model(folder, n_layers)
             for type_ in ("BF16", "F32", "Q8_0"):
-                output = Path(directory) / "model.gguf"
+                output = directory / "model.gguf"
                 peak, seconds = import_measured(folder, "-o", output, "--type", type_, "--force")
                 print(
                     f"{n_layers:6} {source / 1e6:10.0f} {type_:>5} "

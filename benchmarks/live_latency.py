@@ -9,14 +9,13 @@ percentile.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import INSTR, arguments, median_and_late
+from benchmarks.harness import INSTR, arguments, median_and_late, scratch
 from llamacpp_instr.log.session import load_session
 from tests.kit import ui_kit
 from tests.load.client import ask
@@ -28,8 +27,8 @@ CLIENTS = 8
 
 def main() -> None:
     seconds = arguments(__doc__, seconds=60).seconds
-    with tempfile.TemporaryDirectory() as directory:
-        log = Path(directory) / "server.log"
+    with scratch() as folder:
+        log = folder / "server.log"
         shown = _record(log, seconds)
         session = load_session(log)
     tokens = session.tokens

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 
-from benchmarks.harness import arguments, connected, median_ratio
+from benchmarks.harness import arguments, median_ratio, scratch
 from tests.kit import ui_kit
 from tests.kit.native_kit import DEMO
+from tests.kit.programs import line, program, say
 
 VIEWERS = 8
 WHAT = ("this", "another", "none")
 """what the viewers see"""
-WORKER = [sys.executable, "-m", "benchmarks.decode_worker", "--recorded", str(DEMO)]
+WORKER = ("-m", "benchmarks.decode_worker", "--recorded", DEMO)
 
 
 def main() -> None:
@@ -48,11 +48,8 @@ def main() -> None:
 def measure(threads: int, rounds: int) -> dict[str, list[int]]:
     """The blocks' CPU times."""
     times: dict[str, list[int]] = {what: [] for what in WHAT}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        connected([*WORKER, str(threads)]) as worker,
-    ):
-        log, other = Path(folder) / "it.log", Path(folder) / "other.log"
+    with scratch() as folder, program(*WORKER, threads) as worker:
+        log, other = folder / "it.log", folder / "other.log"
         block(worker, log, None, None)
         recorded = log.read_bytes()
         for n in range(rounds):
@@ -61,7 +58,6 @@ def measure(threads: int, rounds: int) -> dict[str, list[int]]:
                 with replayed(recorded, other) as go:
                     shown = {"this": log, "another": other}.get(what)
                     times[what].append(block(worker, log, shown, go if shown == other else None))
-        worker(None)
     return times
 
 
@@ -92,23 +88,27 @@ def replayed(recorded: bytes, log: Path) -> Iterator[threading.Event]:
     writer.join()
 
 
-def block(
-    worker: Callable[..., str], log: Path, shown: Path | None, go: threading.Event | None
-) -> int:
+def block(worker: Popen[str], log: Path, shown: Path | None, go: threading.Event | None) -> int:
     """CPU ns of a block that is recorded in `log`, while `shown` is watched. `go` is set as it
     begins."""
-    assert worker(str(log)) == "begun"
+    say(worker, log)
+    assert line(worker) == "begun"
     if shown is None:
-        return int(worker("go"))
-    with ui_kit.served(shown, command="live") as address:
-        command = [sys.executable, "-m", "tests.kit.live_viewers", address]
-        with connected([*command, "--viewers", str(VIEWERS)]) as viewers:
-            assert viewers().startswith("frame ")
-            if go is not None:
-                go.set()
-            ns = int(worker("go"))
-            time.sleep(0.3)  # for the last frames
-            assert viewers(None).count("frame ") > 1
+        say(worker)
+        return int(line(worker))
+    viewing = ("-m", "tests.kit.live_viewers", "--viewers", VIEWERS)
+    with (
+        ui_kit.served(shown, command="live") as address,
+        program(*viewing, address) as viewers,
+    ):
+        assert line(viewers).startswith("frame ")
+        if go is not None:
+            go.set()
+        say(worker)
+        ns = int(line(worker))
+        time.sleep(0.3)  # for the last frames
+        said, _ = viewers.communicate(timeout=60)
+        assert said.count("frame ") > 1
     return ns
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import quantile_test
 
-from benchmarks.harness import arguments
+from benchmarks.harness import arguments, scratch
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
@@ -50,16 +49,9 @@ FEW = 0.01
 """of the time of a step; kinds of op with less do not count"""
 
 
-class Errors:
-    """Relative errors of predictions and of the roofline by what they are of, and whether each step
-    lay within two standard deviations."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        self.inside: list[bool] = []
-
-    def add(self, what: str, measured: float, predicted: float, roofline: float) -> None:
-        self.of[what].append((predicted / measured - 1, roofline / measured - 1))
+Row = dict[str, str | int | float]
+Errors = dict[str, list[tuple[float, float]]]
+"""relative errors of predictions and of the roofline, by what they are of"""
 
 
 def main() -> None:
@@ -67,16 +59,16 @@ def main() -> None:
         __doc__, machine=None, threads="1,2", types=",".join(TYPES), models="", json=False
     )
     probe = read_probe(args.machine)
-    errors = Errors()
-    rows: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory(prefix="predict-") as name:
-        for model, source in held_out(Path(name), args.models):
+    errors: Errors = defaultdict(list)
+    rows: list[Row] = []
+    with scratch() as folder:
+        for model, source in held_out(folder, args.models):
             for file_type in args.types.split(","):
-                for row in compared(Path(name), source, file_type, args.threads, probe, errors):
+                for row in compared(folder, source, file_type, args.threads, probe, errors):
                     rows.append({"model": model, "type": file_type, **row})
                     print(*map(_short, rows[-1].values()), file=sys.stderr, flush=True)
     medians: dict[str, Any] = {}
-    for what, pairs in sorted(errors.of.items()):
+    for what, pairs in sorted(errors.items()):
         of, roofline = np.transpose(pairs)
         medians[what] = {
             "steps": len(of),
@@ -85,7 +77,8 @@ def main() -> None:
             "bias": float(np.median(of)),
             "roofline": float(np.median(np.abs(roofline))),
         }
-    within = float(np.mean(errors.inside))
+    error, spread = np.array([(row["error"], row["spread"]) for row in rows], float).T
+    within = float(np.mean(np.abs(np.log1p(error)) < 2 * spread))
     if args.json:
         print(json.dumps({"rows": rows, "medians": medians, "within_two_sigma": within}, indent=1))
         return
@@ -127,7 +120,7 @@ def held_out(folder: Path, chosen: str) -> Iterator[tuple[str, Path]]:
 
 def compared(
     folder: Path, path: Path, file_type: str, threads: str, probe: Probe, errors: Errors
-) -> Iterator[dict[str, object]]:
+) -> Iterator[Row]:
     """Predicts from the F16 file, and records a file that was really quantized."""
     source, real = load_model_file(path), path
     retyped = folder / "retyped"
@@ -147,17 +140,15 @@ def compared(
                 yield compare(sample, predicted_file, probe, n, errors)
 
 
-def compare(
-    sample: Sample, model: ModelFile, probe: Probe, threads: int, errors: Errors
-) -> dict[str, object]:
+def compare(sample: Sample, model: ModelFile, probe: Probe, threads: int, errors: Errors) -> Row:
     shape = UbatchShape(sample.tokens, sample.past)
     (planned,) = planned_steps(model, ContextOptions(), [shape])
     predicted = planned.predict(probe, threads)
     ns, error = predicted.total()
     roofs = roofline(planned, probe, threads)
     kind = "decode" if sample.tokens == 1 else f"prefill of {sample.tokens}"
-    errors.add(f"{kind}, {threads} threads", sample.step_ns, ns, float(roofs.sum()))
-    errors.inside.append(bool(abs(np.log(ns / sample.step_ns)) < 2 * error / ns))
+    of_step = ns / sample.step_ns - 1, float(roofs.sum()) / sample.step_ns - 1
+    errors[f"{kind}, {threads} threads"].append(of_step)
     measured: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     label = [name.split(" ")[0] for name in plan_kernels(planned.graph, planned.plan).label]
     assert len(label) == len(sample.ns)
@@ -166,12 +157,12 @@ def compare(
             measured[name][i] += float(time)
     for name, (real, guess, roof) in measured.items():
         if real > FEW * sample.ns.sum():
-            errors.add(f"op {name}", real, guess, roof)
+            errors[f"op {name}"].append((guess / real - 1, roof / real - 1))
     low, high = interval(sample.steps)
     return {
         "threads": threads, "tokens": sample.tokens, "past": sample.past,
         "measured_us": sample.step_ns / 1e3, "predicted_us": ns / 1e3,
-        "error": ns / sample.step_ns - 1, "spread": error / ns,
+        "error": of_step[0], "spread": error / ns,
         "low_us": low / 1e3, "high_us": high / 1e3,
     }  # fmt: skip
 

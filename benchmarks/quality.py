@@ -24,9 +24,7 @@ and the peak memory of the real command, with the same headers and files of seve
 
 from __future__ import annotations
 
-import ctypes
 import os
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -37,17 +35,18 @@ import numpy as np
 import numpy.typing as npt
 from gguf.quants import dequantize
 
-from benchmarks.harness import arguments, cost_of_instr, cpu_in_turns, median_ratio
+from benchmarks.harness import arguments, cost_of_instr, cpu_in_turns, median_ratio, scratch
 from llamacpp_instr.converters.analyses.inspect import compute_inspection, compute_tensors
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
-from llamacpp_instr.llama.native import load
-from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType
-from tests.kit.gguf_files import save
+from llamacpp_instr.prediction.probe.measure import ggml
+from tests.kit.block_models import write_blocks
+from tests.kit.sparse_models import write_large_header
 
 K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 ROW = 4096
-N_LAYERS, N_TOKENS = 222, 128_000
+N_LAYERS = 222
 ROLES = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up",
          "ffn_down")  # fmt: skip
 
@@ -69,11 +68,11 @@ def compare_weight_errors(rows: int, pairs: int) -> None:
     values = np.random.default_rng(0).normal(0, 0.02, (rows, ROW)).astype(np.float32)
     half = values.astype(np.float16).view(np.uint8)
     print(f"error of a tensor of {ROW} by {rows}, against F16")
-    with tempfile.TemporaryDirectory() as name:
-        reference = load_model_file(write_tensor(Path(name) / "f16.gguf", half, BY_NAME["F16"]))
+    with scratch() as folder:
+        reference = write_tensor(folder, "F16", half)
         for type_ in map(BY_NAME.__getitem__, K_TYPES):
             stored = quantize(values, type_)
-            candidate = load_model_file(write_tensor(Path(name) / f"{type_}.gguf", stored, type_))
+            candidate = write_tensor(folder, type_.name, stored)
             ours = partial(compute_weight_errors, reference, candidate)
             peer = partial(peer_error, half, stored, type_)
             for figure, value in peer()[0].items():
@@ -107,44 +106,40 @@ def peer_error(
 
 
 def quantize(values: npt.NDArray[np.float32], type_: GgmlType) -> Bytes:
-    lib = load().lib
-    lib.ggml_quantize_chunk.restype = ctypes.c_size_t
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    lib.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, *[number] * 3, pointer]
     rows, row = values.shape
     stored = np.empty((rows, type_.row_bytes(row)), np.uint8)
     at = values.ctypes.data, stored.ctypes.data
-    lib.ggml_quantize_chunk(type_.number, *at, 0, rows, row, None)
+    ggml().ggml_quantize_chunk(type_.number, *at, 0, rows, row, None)
     return stored
 
 
-def write_tensor(path: Path, stored: Bytes, type_: GgmlType) -> Path:
-    """A model file of one tensor."""
-    writer = gguf.GGUFWriter(path, "llama")
-    kind = gguf.GGMLQuantizationType(type_.number)
-    writer.add_tensor("blk.0.ffn_up.weight", stored, raw_dtype=kind)
-    save(writer)
-    return path
+def write_tensor(folder: Path, type_: str, stored: Bytes) -> ModelFile:
+    """A model of one tensor."""
+    tensors = {"blk.0.ffn_up.weight": (type_, stored)}
+    return load_model_file(write_blocks(folder / f"{type_}.gguf", tensors))
 
 
 # --- headers ---
 
 
 def compare_inspect(pairs: int) -> None:
-    with tempfile.TemporaryDirectory() as name:
-        model = write_headers(Path(name) / "model.gguf", row=256)
+    with scratch() as folder:
+        names = [f"blk.{layer}.{role}.weight" for layer in range(N_LAYERS) for role in ROLES]
+        names = ["token_embd.weight", "output.weight", *names]
+        model, large = (
+            write_large_header(folder / f"{row}.gguf", N_LAYERS, names, row, merges=True)
+            for row in (256, 4096)
+        )
         seconds = cpu_in_turns(
             pairs, ours=partial(inspect, model), peer=partial(gguf.GGUFReader, model)
         )
         ours, peer = seconds["ours"], seconds["peer"]
         header = load_model_file(model)
         head, n_tensors = header.file_size - header.n_bytes, len(header.weights)
-        print(
-            f"inspect of {n_tensors:,} tensors, {N_TOKENS:,} tokens, {head / 1e6:.1f} MB of header"
-        )
+        print(f"inspect of {n_tensors:,} tensors, 128,000 tokens, {head / 1e6:.1f} MB of header")
         print(f"  CPU seconds: {min(ours):.3f}, gguf-py's GGUFReader {min(peer):.3f}")
         print(f"  times as fast as GGUFReader: {median_ratio(peer, ours)}")
-        for path in (model, write_headers(Path(name) / "large.gguf", row=4096)):
+        for path in (model, large):
             _, peak = cost_of_instr("inspect", path, "-o", "/dev/null")
             size = path.stat().st_size
             print(f"  a file of {size / 1e9:.1f} GB: peak memory {peak / 1e6:.1f} MB")
@@ -154,30 +149,6 @@ def inspect(path: Path) -> None:
     model = load_model_file(path)
     compute_inspection(model)
     compute_tensors(model)
-
-
-def write_headers(path: Path, row: int) -> Path:
-    """A model of about 2,000 tensors of row x row elements, without data."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(N_LAYERS)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"token{i}" for i in range(N_TOKENS)])
-    writer.add_token_types([1] * N_TOKENS)
-    writer.add_token_merges([f"tok en{i}" for i in range(N_TOKENS)])
-    writer.add_bos_token_id(N_TOKENS - 2)
-    writer.add_eos_token_id(N_TOKENS - 1)
-    names = [f"blk.{layer}.{role}.weight" for layer in range(N_LAYERS) for role in ROLES]
-    n_bytes = row * row * 2
-    for name in ["token_embd.weight", "output.weight", *names]:
-        writer.add_tensor_info(name, [row, row], "float16", n_bytes, F16)  # type: ignore[arg-type]
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as file:
-        data_start = -(-file.seek(0, 2) // 32) * 32
-        file.truncate(data_start + n_bytes * (len(names) + 2))
-    return path
 
 
 if __name__ == "__main__":

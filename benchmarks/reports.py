@@ -6,18 +6,15 @@ runs in a process of its own; its start is included.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-from benchmarks.harness import RECORDED, arguments, cost_of_instr, write_long_log
+from benchmarks.harness import RECORDED, arguments, cost_of_instr, scratch, write_long_log
 
 COMMANDS = ("summary LOG", "stats LOG", "requests LOG", "tree LOG", "page LOG -o PAGE")
 
 
 def main() -> None:
     megabytes = arguments(__doc__, mb=1000).mb
-    with tempfile.TemporaryDirectory() as directory:
-        files = {"LOG": Path(directory) / "long.log", "PAGE": Path(directory) / "long.html"}
+    with scratch() as folder:
+        files = {"LOG": folder / "long.log", "PAGE": folder / "long.html"}
         n_ops, _ = write_long_log(RECORDED, files["LOG"], megabytes * 10**6)
         print(f"{files['LOG'].stat().st_size / 1e6:,.0f} MB, {n_ops:,} kernels of thread 0")
         for command in COMMANDS:

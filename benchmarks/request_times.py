@@ -11,14 +11,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import ROOT, arguments
+from benchmarks.harness import ROOT, arguments, scratch
 from llamacpp_instr.converters.analyses.clock import compute_requests
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
@@ -28,8 +27,8 @@ from tests.kit.native_kit import DEMO
 def main() -> None:
     differences: dict[str, list[float]] = defaultdict(list)
     for _ in range(arguments(__doc__, runs=5).runs):
-        with tempfile.TemporaryDirectory() as name:
-            log = Path(name) / "server.log"
+        with scratch() as folder:
+            log = folder / "server.log"
             command = [sys.executable, "-m", "tests.kit.batch_server", str(DEMO), str(log)]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
             compare(log, json.loads(done.stdout), differences)

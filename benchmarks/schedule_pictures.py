@@ -10,10 +10,7 @@ fifth token once. Prints the makespans. Run it on an idle machine.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-from benchmarks.harness import ROOT, arguments
+from benchmarks.harness import ROOT, arguments, scratch
 from llamacpp_instr.converters.scheduling.report import gantt_chart
 from llamacpp_instr.converters.scheduling.schedule import schedule_list
 from llamacpp_instr.converters.scheduling.sources import recorded_graph
@@ -33,8 +30,8 @@ PICTURES: tuple[tuple[str, str, int, Split], ...] = (
 
 def main() -> None:
     chosen = arguments(__doc__, type=("Q8_0", "F16"), runs=61)
-    with tempfile.TemporaryDirectory() as place:
-        model, log = Path(place) / "block.gguf", Path(place) / "block.log"
+    with scratch() as folder:
+        model, log = folder / "block.gguf", folder / "block.log"
         # the last block of a model also picks the rows that are wanted; the first does not
         write_random_layers(model, Shape(2048, 8192, 32, 8, 1024), [chosen.type] * 2)
         record_runs(model, log, 1, [Run(1, 1, past=PAST)] * chosen.runs)

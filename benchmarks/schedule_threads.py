@@ -14,13 +14,12 @@ op where the difference is; run it on an idle machine.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import arguments, instr, median_ratio
+from benchmarks.harness import arguments, instr, median_ratio, scratch
 from llamacpp_instr.converters.scheduling.schedule import costs_of, schedule_program
 from llamacpp_instr.converters.scheduling.sources import Recorded, recorded_graph
 from llamacpp_instr.converters.scheduling.split import Divided, divide
@@ -42,8 +41,8 @@ MIB = 1 << 20
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        compare(Path(folder), arguments(__doc__, rounds=8, decodes=48))
+    with scratch() as folder:
+        compare(folder, arguments(__doc__, rounds=8, decodes=48))
 
 
 def compare(folder: Path, chosen: argparse.Namespace) -> None:

@@ -11,7 +11,6 @@ repeating an op's properties for every row; decoding the JSON takes a sixth.
 from __future__ import annotations
 
 import json
-import tempfile
 import time
 from collections import deque
 from itertools import accumulate
@@ -20,7 +19,14 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
-from benchmarks.harness import RECORDED, arguments, cost_of_instr, in_own_process, write_long_log
+from benchmarks.harness import (
+    RECORDED,
+    arguments,
+    cost_of_instr,
+    in_own_process,
+    scratch,
+    write_long_log,
+)
 from llamacpp_instr.converters.exports.tables import tables_of
 from llamacpp_instr.log.batches import Batches
 from llamacpp_instr.log.reader import read_events
@@ -31,12 +37,12 @@ from llamacpp_instr.log.session import load_session
 def main() -> None:
     args = arguments(__doc__, ops=1_000_000, runs=5)
     best: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        log = Path(directory) / "long.log"
+    with scratch() as folder:
+        log = folder / "long.log"
         _, n_ops = write_long_log(RECORDED, log, n_ops=args.ops)
         print(f"{n_ops:,} ops, {log.stat().st_size / 1e6:.0f} MB of NDJSON")
         for _ in range(args.runs):
-            seconds, peak = cost_of_instr("to-parquet", log, "-o", Path(directory) / "t", "--force")
+            seconds, peak = cost_of_instr("to-parquet", log, "-o", folder / "t", "--force")
             figures = {"to-parquet, CPU s": seconds, "to-parquet, peak MB resident": peak / 1e6}
             figures |= in_own_process(by_tables, log) | in_own_process(by_rows, log)
             for name, figure in figures.items():

@@ -10,26 +10,24 @@ from __future__ import annotations
 
 import http.client
 import json
-import tempfile
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import gguf
 import numpy as np
 
-from benchmarks.harness import median_and_late
+from benchmarks.harness import median_and_late, scratch
 from llamacpp_instr.lab.view.tensors import Matrix
 from tests.kit import ui_kit
-from tests.kit.gguf_files import save
+from tests.kit.block_models import random_rows, write_blocks
 
 N_ROWS, N_COLUMNS = 4096, 14336
 NAME = "blk.0.ffn_down.weight"
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        f16, q4_k = (Path(directory) / f"{name}.gguf" for name in ("F16", "Q4_K"))
+    with scratch() as folder:
+        f16, q4_k = (folder / f"{name}.gguf" for name in ("F16", "Q4_K"))
         write_models(f16, q4_k)
         for model in (f16, q4_k):
             with ui_kit.served(model, "--view", command="weights") as address:
@@ -41,17 +39,11 @@ def main() -> None:
 def write_models(f16: Path, q4_k: Path) -> None:
     """The weights are random; of Q4_K the bits are, with scales as a quantizer would choose."""
     random = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(f16, "llama")
     values = random.standard_normal((N_ROWS, N_COLUMNS), np.float32) * np.float32(0.02)
-    writer.add_tensor(NAME, values.astype(np.float16))
-    save(writer)
-    n_blocks = N_ROWS * N_COLUMNS // 256
-    blocks = random.integers(0, 256, (n_blocks, 144), np.uint8)
+    write_blocks(f16, {NAME: ("F16", values.astype(np.float16))})
+    blocks = random_rows("Q4_K", N_ROWS * N_COLUMNS // 256, 1)
     blocks[:, :4] = np.array([1.5e-4, 1e-3], "<f2").view(np.uint8)  # d and dmin
-    writer = gguf.GGUFWriter(q4_k, "llama")
-    kind = gguf.GGMLQuantizationType.Q4_K
-    writer.add_tensor(NAME, blocks.reshape(N_ROWS, -1), raw_dtype=kind)
-    save(writer)
+    write_blocks(q4_k, {NAME: ("Q4_K", blocks.reshape(N_ROWS, -1))})
 
 
 class Page:

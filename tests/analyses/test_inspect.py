@@ -22,6 +22,7 @@ from tests.kit.gguf_files import save
 from tests.kit.in_process import printed, told
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import by_title, rows
+from tests.kit.sparse_models import write_large_header
 
 SOME_MODELS = (
     "llama-dense", "llama-moe", "falcon-dense", "mamba-dense", "qwen3next-moe", "gemma3-dense",
@@ -325,7 +326,8 @@ def test_reading_costs_no_memory_however_large_the_file(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     path = tmp_path / "large.gguf"
-    write_large(path, n_layers=40, row=8192)
+    names = ("attn_q", "attn_k", "attn_v", "attn_output")
+    write_large_header(path, 40, [f"blk.{i}.{of}.weight" for i in range(40) for of in names], 8192)
     assert path.stat().st_size > 20 << 30
     code = (
         "import sys\n"
@@ -342,25 +344,3 @@ def test_reading_costs_no_memory_however_large_the_file(
     peak, heavy = done.stdout.rpartition("PEAK ")[2].split(maxsplit=1)
     assert int(peak) * 1024 < 50e6
     assert heavy == "[]\n"
-
-
-def write_large(path: Path, n_layers: int, row: int) -> None:
-    """A model whose weights are a hole in the file, with a vocabulary of 128,000 tokens."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(n_layers)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"token{i}" for i in range(128_000)])
-    n_bytes = row * row * 2
-    for layer in range(n_layers):
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-            writer.add_tensor_info(
-                f"blk.{layer}.{name}.weight", [row, row], "float16", n_bytes,  # type: ignore[arg-type]
-                gguf.GGMLQuantizationType.F16,
-            )  # fmt: skip
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as file:
-        size = -(-file.seek(0, 2) // 32) * 32
-        file.truncate(size + 4 * n_layers * n_bytes)

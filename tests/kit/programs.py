@@ -68,10 +68,10 @@ def line(process: subprocess.Popen[str]) -> str:
     return text.strip()
 
 
-def say(process: subprocess.Popen[str]) -> None:
-    """An empty line to its standard input."""
+def say(process: subprocess.Popen[str], what: object = "") -> None:
+    """A line to its standard input."""
     assert process.stdin is not None
-    process.stdin.write("\n")
+    process.stdin.write(f"{what}\n")
     process.stdin.flush()
 
 

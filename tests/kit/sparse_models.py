@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -36,12 +37,37 @@ def write_sparse_llama(path: Path, layers: int, width: int, feed_forward: int) -
         n_bytes = 4 * shape[0] if norm else 2 * shape[0] * shape[1]
         writer.add_tensor_info(f"{name}.weight", shape, type_.value, n_bytes, type_)  # type: ignore[arg-type]
         end += -(-n_bytes // 32) * 32
+    return _saved(writer, path, end)
+
+
+def write_large_header(
+    path: Path, layers: int, names: Sequence[str], row: int, *, merges: bool = False
+) -> Path:
+    """A model of square tensors in F16, with a vocabulary of 128,000 tokens; with `merges` also
+    their types and as many merges."""
+    n_tokens, n_bytes, f16 = 128_000, 2 * row * row, gguf.GGMLQuantizationType.F16
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(layers)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"token{i}" for i in range(n_tokens)])
+    if merges:
+        writer.add_token_types([1] * n_tokens)
+        writer.add_token_merges([f"tok en{i}" for i in range(n_tokens)])
+        writer.add_bos_token_id(n_tokens - 2)
+        writer.add_eos_token_id(n_tokens - 1)
+    for name in names:
+        writer.add_tensor_info(name, [row, row], "float16", n_bytes, f16)  # type: ignore[arg-type]
+    return _saved(writer, path, len(names) * n_bytes)
+
+
+def _saved(writer: gguf.GGUFWriter, path: Path, n_bytes: int) -> Path:
+    """Write the header of a file, and a hole for its data."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     writer.close()
     with path.open("r+b") as file:
-        file.truncate(-(-path.stat().st_size // 32) * 32 + end)
+        file.truncate(-(-path.stat().st_size // 32) * 32 + n_bytes)
     return path
 
 
