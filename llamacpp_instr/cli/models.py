@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from click import Choice, FloatRange, IntRange
 
-from llamacpp_instr.base.errors import NativeError, UsageError
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import notice, progress_bar
 from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import Logs, is_model
 
 if TYPE_CHECKING:
-    from llamacpp_instr.converters.analyses.memory import ContextMemory, StoredModel
     from llamacpp_instr.llama.engine import ContextOptions
-    from llamacpp_instr.log.session import Session
-    from llamacpp_instr.model.file import ModelFile
     from llamacpp_instr.report.charts import Chart
     from llamacpp_instr.report.page import Figure
-    from llamacpp_instr.report.report import Report
-
-    Shown = tuple[StoredModel, list[Report]]
 
 MOST_CHARTS = 20
 """charts of a page; further models of a log have none"""
@@ -137,12 +130,9 @@ def ops(
         past = past or 0
         shapes = {"prefill": UbatchShape(tokens or 512, past), "decode": UbatchShape(1, past)}
         graphs = dry_graphs(load_model_file(source), ContextOptions(), list(shapes.values()))
-        reports = [
-            inventory.ops_report(
-                inventory.phase_title(phase, shape.tokens), inventory.count_ops(graph)
-            )
-            for (phase, shape), graph in zip(shapes.items(), graphs, strict=True)
-        ]
+        titles = [inventory.phase_title(phase, of.tokens) for phase, of in shapes.items()]
+        counts = map(inventory.count_ops, graphs)
+        reports = list(map(inventory.ops_report, titles, counts))
     elif tokens is not None or past is not None:
         raise UsageError(f"{source} is not a GGUF model; --tokens and --past are for models")
     else:
@@ -179,21 +169,18 @@ def memory(
     file, plain or compressed, or - for standard input. The parts of a rotated log are one session;
     other logs are shown one after the other.
     """
-    from llamacpp_instr.converters.analyses.memory import (
-        chart_bits_by_layer,
-        draw_memory,
-        joined_tensors,
-        shortened,
-    )
+    from llamacpp_instr.converters.analyses import memory as analysis
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.report.report import named_by
+    from llamacpp_instr.run.memory import memory_of_model, memory_of_session
 
     output.check(*sources)
     source = next(filter(is_model, sources), sources[0])
     if is_model(source):
         if len(sources) > 1:
             raise UsageError(f"{source} is a model; one model or several logs can be shown")
-        shown = [_memory_of_model(source, context, not no_mmap, room)]
+        stored, contexts = memory_of_model(source, context, not no_mmap, room)
+        shown = [(stored, analysis.compression_reports(stored, contexts))]
     elif no_mmap or room or context != ContextOptions():
         raise UsageError(
             f"{source} is not a GGUF model, and a log has its own settings: leave out "
@@ -201,80 +188,23 @@ def memory(
         )
     else:
         sessions = Logs(sources, lenient).sessions()
-        shown = [
-            (stored, named_by(session.path, reports) if len(sessions) > 1 else reports)
-            for session in sessions
-            for stored, reports in _memory_of_session(session)
-        ]
+        shown = []
+        for session in sessions:
+            for stored, contexts in memory_of_session(session):
+                reports = analysis.compression_reports(stored, contexts)
+                reports[0].notes.extend(session.log_end.notes())
+                if len(sessions) > 1:
+                    reports = named_by(session.path, reports)
+                shown.append((stored, reports))
     models = [reports for _, reports in shown]
-    table = joined_tensors(models)
+    table = analysis.joined_tensors(models)
     if output.form == "text" and output.path == "-":
-        models = [shortened(reports) for reports in models]
+        models = [analysis.shortened(reports) for reports in models]
     reports = [report for of_model in models for report in of_model]
     charts: list[Chart | Figure] = []
     for stored, of_model in shown[:MOST_CHARTS]:
-        charts += [*draw_memory(of_model), chart_bits_by_layer(stored.tensors)]
+        charts += [*analysis.draw_memory(of_model), analysis.chart_bits_by_layer(stored.tensors)]
     output.write(reports, table=table, charts=charts)
-
-
-def _memory_of_model(name: str, options: ContextOptions, mmap: bool, room: int | None) -> Shown:
-    from llamacpp_instr.converters.analyses.memory import (
-        ContextMemory,
-        compression_reports,
-        stored_in_file,
-    )
-    from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.recording.memory.breakdown import machine_memory
-    from llamacpp_instr.recording.memory.plan import LoadError, plan_memory
-
-    options.check()
-    model = load_model_file(name)
-    try:
-        plan = plan_memory(model, options, mmap)
-        context = ContextMemory(predicted=plan, room=room or machine_memory())
-    except (NativeError, LoadError) as error:
-        reason = f"KV cache and compute buffers cannot be predicted: {error}."
-        context = ContextMemory(notes=[reason])
-    stored = stored_in_file(model)
-    return stored, compression_reports(stored, [context])
-
-
-def _memory_of_session(session: Session) -> list[Shown]:
-    from llamacpp_instr.converters.analyses.memory import (
-        compression_reports,
-        recorded_file,
-        recorded_memory,
-        stored_in_log,
-    )
-
-    if not session.tensors:
-        raise UsageError(f"{session.path} contains no tensors of a model")
-    shown: list[Shown] = []
-    memory = recorded_memory(session)
-    for number, model in session.models.items():
-        file, why = None, ""
-        try:
-            file = recorded_file(session, model)
-        except UsageError as error:
-            why = f"Nothing was predicted: {error}."
-        contexts = [_predicted(context, file, why) for context in memory.get(number, [])]
-        stored = stored_in_log(session, model, file)
-        reports = compression_reports(stored, contexts)
-        reports[0].notes.extend(session.log_end.notes())
-        shown.append((stored, reports))
-    return shown
-
-
-def _predicted(context: ContextMemory, file: ModelFile | None, why_not: str) -> ContextMemory:
-    """`context` with the prediction for the measured settings, or with the reason for its lack."""
-    from llamacpp_instr.recording.memory.plan import plan_memory_again
-
-    if file is None or context.measured is None:
-        return replace(context, notes=[*context.notes, why_not])
-    try:
-        return replace(context, predicted=plan_memory_again(file, context.measured))
-    except (NativeError, UsageError) as error:
-        return replace(context, notes=[*context.notes, f"Nothing was predicted: {error}."])
 
 
 @cli.command(
@@ -343,27 +273,22 @@ def validate(
             n = _DECODES if n is None else n
             verdict = judge(validate_model(file, prompt, n, options, log, on_progress))
     else:
-        from llamacpp_instr.converters.validate.against import (
-            compare_with_transformers,
-            default_bound,
-            judge_states,
-            open_reference,
-        )
+        from llamacpp_instr.converters.validate import against
 
-        source = open_reference(reference)
+        source = against.open_reference(reference)
         source.check_output(Path(output.path))
         need("hf")
         file = load_model_file(model)
         check_memory(file, options)
         why = "--bound"
         if bound is None:
-            bound, type_ = default_bound(file)
+            bound, type_ = against.default_bound(file)
             why = f"the bound for weights in {type_}"
         with captured() as log, progress_bar("Comparing") as on_progress:
-            found = compare_with_transformers(
+            found = against.compare_with_transformers(
                 file, source, prompt, threads, chosen, log, on_progress
             )
-        verdict = judge_states(found, bound, why)
+        verdict = against.judge_states(found, bound, why)
     output.write(verdict.reports, table=verdict.reports[0])
     if not verdict.passed:
         sys.exit(1)

@@ -1,0 +1,66 @@
+"""The memory of a model, as llama.cpp predicts it, and of a session, beside what is predicted for
+its settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamacpp_instr.base.errors import NativeError, UsageError
+from llamacpp_instr.converters.analyses.memory import ContextMemory, recorded_memory
+from llamacpp_instr.converters.analyses.memory import (
+    StoredModel,
+    recorded_file,
+    stored_in_file,
+    stored_in_log,
+)
+from llamacpp_instr.llama.engine import ContextOptions
+from llamacpp_instr.log.session import Session
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.recording.memory.breakdown import machine_memory
+from llamacpp_instr.recording.memory.plan import LoadError, plan_memory, plan_memory_again
+
+Found = tuple[StoredModel, list[ContextMemory]]
+"""the weights of a model, and the memory of its contexts"""
+
+
+def memory_of_model(name: str, options: ContextOptions, mmap: bool, room: int | None) -> Found:
+    """The memory of a context with these options, which has to fit into `room` bytes, by default
+    those of the machine. A note says why it cannot be predicted. Raises UsageError for wrong
+    options and for a file that is no model."""
+    options.check()
+    model = load_model_file(name)
+    try:
+        plan = plan_memory(model, options, mmap)
+        context = ContextMemory(predicted=plan, room=room or machine_memory())
+    except (NativeError, LoadError) as error:
+        reason = f"KV cache and compute buffers cannot be predicted: {error}."
+        context = ContextMemory(notes=[reason])
+    return stored_in_file(model), [context]
+
+
+def memory_of_session(session: Session) -> list[Found]:
+    """The same for each model of a session, with the measured memory of its contexts. Raises
+    UsageError for a session without tensors."""
+    if not session.tensors:
+        raise UsageError(f"{session.path} contains no tensors of a model")
+    found: list[Found] = []
+    memory = recorded_memory(session)
+    for number, model in session.models.items():
+        file, why = None, ""
+        try:
+            file = recorded_file(session, model)
+        except UsageError as error:
+            why = f"Nothing was predicted: {error}."
+        contexts = [_predicted(context, file, why) for context in memory.get(number, [])]
+        found.append((stored_in_log(session, model, file), contexts))
+    return found
+
+
+def _predicted(context: ContextMemory, file: ModelFile | None, why_not: str) -> ContextMemory:
+    """`context` with the prediction for the measured settings, or with the reason for its lack."""
+    if file is None or context.measured is None:
+        return replace(context, notes=[*context.notes, why_not])
+    try:
+        return replace(context, predicted=plan_memory_again(file, context.measured))
+    except (NativeError, UsageError) as error:
+        return replace(context, notes=[*context.notes, f"Nothing was predicted: {error}."])
