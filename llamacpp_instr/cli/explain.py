@@ -248,16 +248,10 @@ def values(logs: Logs = several_logs("LOG [OTHER]"), output: cli.ReportOutput = 
     sessions = logs.sessions()
     if len(sessions) > 2:
         raise UsageError(f"{len(sessions)} sessions are given; values compares two")
-    compares = len(sessions) == 2
-    if compares:
-        reports = values_of.compare_values(*sessions)
-    else:
-        reports = [values_of.compute_values(sessions[0])]
-    charts = []
-    if output.form == "html":
-        draw = values_of.map_shifts if compares else values_of.map_values
-        charts = draw(*sessions)
-    output.write(reports, charts=charts)
+    two = len(sessions) == 2
+    reports = values_of.compare_values(*sessions) if two else [values_of.compute_values(*sessions)]
+    draw = values_of.map_shifts if two else values_of.map_values
+    output.write(reports, charts=draw(*sessions) if output.form == "html" else [])
 
 
 @cli.command("instr probe")
@@ -389,38 +383,14 @@ def predict(
     MODEL is a GGUF file, the first part of a split model, or demo for the demo model.
     """
     from llamacpp_instr.converters.analyses.probe import predict_reports
-    from llamacpp_instr.lab.quantize.plan import parse_file_type
-    from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.prediction.model import kernel_model
     from llamacpp_instr.prediction.probe.file import read_probe
-    from llamacpp_instr.prediction.steps import predict_cases, trained_tokens
+    from llamacpp_instr.prediction.steps import predict_cases
 
     output.check(model, machine)
     probe = read_probe(machine)
-    counts = threads or (probe.kernel_model.threads if probe.kernel_model else [1])
-    for n in counts:
-        kernel_model(probe, n)
-    source = load_model_file(model)
-    names = list(dict.fromkeys(map(parse_file_type, types.split(",")))) if types else []
-    trained = trained_tokens(source)
-    tokens = _length(model, "--batch", batch, 1, trained)
-    past = _length(model, "--ctx", ctx, 0, trained)
-    cases = predict_cases(source, names, probe, counts, tokens, past)
+    names = types.split(",") if types else []
+    cases, past = predict_cases(model, names, probe, threads, batch, ctx)
     output.write(predict_reports(cases, past, probe), title="Prediction")
-
-
-def _length(model: str, option: str, tokens: int | None, least: int, trained: int) -> int:
-    """The value of an option, or its default. Raises `UsageError` for one beyond the model's."""
-    from llamacpp_instr.prediction.steps import DEFAULT_TOKENS
-
-    most = trained + least - 1  # what is in the cache leaves room for the token that is decoded
-    if tokens is None:
-        return max(least, min(DEFAULT_TOKENS, most))
-    if tokens > most:
-        raise UsageError(
-            f"{option} is {tokens:,}, but {model} was trained on contexts of {trained:,} tokens"
-        )
-    return tokens
 
 
 @cli.command(

@@ -15,7 +15,7 @@ from pathlib import Path
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import progress_bar
-from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions, parse_file_type
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.graph.attention import Ubatch
@@ -119,16 +119,33 @@ def write_retyped(source: ModelFile, plan: QuantizationPlan, folder: Path) -> Mo
 
 
 def predict_cases(
-    source: ModelFile,
+    model: str,
     types: Sequence[str],
     probe: Probe,
-    counts: Sequence[int],
-    tokens: int,
-    past: int,
-) -> list[Case]:
-    """A prefill of `tokens` and a decode after `past` tokens, for each file type and number of
-    threads; without types, of the model as it is. Nothing is quantized. Raises `UsageError` for a
-    type that the model cannot have, and like `planned_steps`."""
+    threads: Sequence[int],
+    batch: int | None,
+    ctx: int | None,
+) -> tuple[list[Case], int]:
+    """A prefill of `batch` tokens and a decode after `ctx` tokens, for each file type and number of
+    threads; and the tokens before the decode. Without types, of the model as it is; without
+    numbers, for all that were measured. Nothing is quantized. Raises `UsageError` for a type that
+    the model cannot have, for more tokens than it was trained on, and like `planned_steps`."""
+    counts = threads or (probe.kernel_model.threads if probe.kernel_model else [1])
+    for n in counts:
+        kernel_model(probe, n)
+    source = load_model_file(model)
+    types = list(dict.fromkeys(map(parse_file_type, types)))
+    trained = trained_tokens(source)
+
+    def length(option: str, given: int | None, least: int) -> int:
+        most = trained + least - 1  # what is in the cache leaves room for the token that is decoded
+        if given is not None and given > most:
+            raise UsageError(
+                f"{option} is {given:,}, but {model} was trained on contexts of {trained:,} tokens"
+            )
+        return max(least, min(DEFAULT_TOKENS, most)) if given is None else given
+
+    tokens, past = length("--batch", batch, 1), length("--ctx", ctx, 0)
     options = ContextOptions(ctx=max(tokens, past + 1), batch=tokens, ubatch=tokens)
     shapes = [UbatchShape(tokens or 1), UbatchShape(1, past)]
     cases: list[Case] = []
@@ -153,4 +170,4 @@ def predict_cases(
                 )
                 (overhead,) = (of for of in kernel_model(probe, n).overheads if of.threads == n)
                 cases.append(Case(name, n, prefill, decode, memory, overhead.watts))
-    return cases
+    return cases, past
