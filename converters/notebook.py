@@ -86,10 +86,9 @@ class LoadedLog:
         steps = self._session.steps
         keys: tuple[OfStep, ...] = ("request", "sequence")
         for key in keys:
-            numbers = zip(
-                steps["step"].tolist(), step_values(self._session, steps, key), strict=True
-            )
-            of_step = {step: number for step, number in numbers if isinstance(number, int)}
+            values = step_values(self._session, steps, key)
+            pairs = zip(steps["step"].tolist(), values, strict=True)
+            of_step = {step: number for step, number in pairs if isinstance(number, int)}
             found[key] = found.step.map(of_step).astype("Int64")
         return found
 

@@ -95,7 +95,7 @@ _MODULES = {
     name: module
     for module, names in {
         "build": "build doctor",
-        "record": "run exec",
+        "record": "run exec debug",
         "look": "summary stats requests tree cat page live check view",
         "explain": "diff compare values probe roofline predict schedule",
         "models": "import inspect ops memory validate",

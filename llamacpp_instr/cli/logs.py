@@ -4,7 +4,7 @@ size of their trace."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,15 +174,10 @@ class SizeBound:
             notice(f"the trace will have about {size / 1e6:,.0f} MB")
 
     def counted(self, file: BinaryIO) -> BinaryIO:
-        """The file, whose bytes count."""
-        return cast(BinaryIO, _Counted(file, self.take))
-
-
-class _Counted:
-    def __init__(self, file: BinaryIO, take: Callable[[int], None]) -> None:
-        self._file, self._take = file, take
-        self.flush = file.flush
+        """The file to write to, whose bytes count."""
+        self._file, self.flush = file, file.flush
+        return cast(BinaryIO, self)
 
     def write(self, data: Any) -> int:
-        self._take(len(data))
+        self.take(len(data))
         return self._file.write(data)

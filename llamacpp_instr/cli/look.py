@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -86,23 +85,18 @@ def stats(
     (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are
     shown one after the other.
     """
-    from llamacpp_instr.converters.analyses.stats import (
-        compute_stats,
-        layer_filter,
-        op_filter,
-        where_filter,
-    )
+    from llamacpp_instr.converters.analyses import stats as analysis
     from llamacpp_instr.report.report import arrange
 
     output.check(*logs.names)
-    filters = [where_filter(text) for text in wheres]
+    filters = [analysis.where_filter(text) for text in wheres]
     if layers is not None:
-        filters.append(layer_filter(*layers))
+        filters.append(analysis.layer_filter(*layers))
     if ops is not None:
-        filters.append(op_filter(ops))
+        filters.append(analysis.op_filter(ops))
     named = []
     for session in logs.sessions():
-        reports = compute_stats(session, by, phase, warmup, filters)
+        reports = analysis.compute_stats(session, by, phase, warmup, filters)
         reports[0] = arrange(reports[0], sort, top)
         named.append((session.path, reports, reports[0]))
     output.write_several(named)
@@ -233,19 +227,18 @@ def check(
         ]
         print_line(render_json(found).rstrip())
         sys.exit(1 if found else 0)
-    clean = True
+    n_findings = 0
     for log in logs:
-        n_findings = 0
+        before = n_findings
         for finding in check_log(log):
             print_line(printable(shortened(str(finding))))
             n_findings += 1
-        if not n_findings:
+        if n_findings == before:
             print_line(f"{log}: clean")
-        clean = clean and not n_findings
     for finding in missing_parts(logs):
         print_line(printable(str(finding)))
-        clean = False
-    sys.exit(0 if clean else 1)
+        n_findings += 1
+    sys.exit(1 if n_findings else 0)
 
 
 @cli.command("instr page session.log -o session.html")
@@ -297,69 +290,14 @@ def live(
 
     --tui shows the figures in the terminal, for example on a remote machine.
     """
+    from llamacpp_instr.converters.live import show
+
     if not tui:
-        show(log, serving)
+        show.serve(log, serving.port or 0, serving.show)
     elif serving.port or serving.no_browser:
         raise UsageError("--tui serves no page; leave out --port and --no-browser")
     else:
-        show_in_terminal(log)
-
-
-def show(log: str, serving: cli.Serving) -> None:
-    """Serve the page of a log until Ctrl-C or SIGTERM. Raises UsageError if a part is not installed
-    or the port is taken, LogError for a file that is not a log, NotWritten if no process
-    writes it."""
-    import signal
-
-    need("live")
-    from llamacpp_instr.base.terminal import print_line
-    from llamacpp_instr.converters.live.live_session import LiveSession
-    from llamacpp_instr.converters.live.server import LiveServer, RangeOpener
-    from llamacpp_instr.log.runs import FollowedLog
-
-    stop = threading.Event()
-    followed = FollowedLog(log, stop)
-    session = LiveSession(followed)
-    ranges = RangeOpener(session, followed)
-    server = LiveServer(session, ranges.open, serving.port or 0)
-    session.start()
-
-    def started() -> None:
-        serving.show(server.address)
-        print_line(f"metrics: {server.metrics}")
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # what is under way ends with it
-    try:
-        with ranges:
-            server.run(started)
-    finally:
-        stop.set()
-        session.join()
-
-
-def show_in_terminal(log: str) -> None:
-    """Draw a log until the user quits. Raises UsageError without Textual or a terminal, and what
-    `show` raises for the log."""
-    import os
-    import sys
-
-    need("tui")
-    from llamacpp_instr.converters.live.live_session import LiveSession
-    from llamacpp_instr.converters.live.tui import LiveApp
-    from llamacpp_instr.log.runs import FollowedLog
-
-    drawable = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
-    if not (sys.stdin.isatty() and sys.stdout.isatty() and drawable):
-        raise UsageError("--tui needs a terminal; leave it out for the page")
-    stop = threading.Event()
-    session = LiveSession(FollowedLog(log, stop))
-    session.start()
-    try:
-        LiveApp(session).run()
-    finally:
-        stop.set()
-        session.join()
+        show.draw(log)
 
 
 @cli.command("instr view session.log")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click import Choice, IntRange
@@ -35,17 +35,13 @@ MOST_TOKENS = 1 << 16
 PATH = click.Path(path_type=Path)
 
 
-class _Declared:
+class _Declared(NamedTuple):
     """What the command line gives for a parameter of a command, whose default this is."""
 
-    def __init__(
-        self,
-        declare: Callable[[str], list[click.Parameter]],
-        make: Callable[..., Any] | None = None,
-    ) -> None:
-        """`declare` returns its options or its argument, by the name of the parameter; `make` makes
-        one value of those of several options."""
-        self.declare, self.make = declare, make
+    declare: Callable[[str], list[click.Parameter]]
+    """returns its options or its argument, by the name of the parameter"""
+    make: Callable[..., Any] | None = None
+    """makes one value of those of several options"""
 
 
 def command(
@@ -64,8 +60,7 @@ def command(
         def call(**values: Any) -> None:
             for name, of in declared.items():
                 if of.make is not None:
-                    mine = {param.name for param in params[name]}
-                    keys = [key for key in values if key in mine]
+                    keys = {str(param.name) for param in params[name]}
                     values[name] = of.make(**{key: values.pop(key) for key in keys})
             function(**values)
 

@@ -16,8 +16,6 @@ from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.cli import options as cli
 
 if TYPE_CHECKING:
-    from llamacpp_instr.lab.weights.measure import WeightReader
-    from llamacpp_instr.model.file import ModelFile
     from llamacpp_instr.model.types import GgmlType
     from llamacpp_instr.report.charts import Chart
     from llamacpp_instr.report.report import Report
@@ -281,14 +279,13 @@ def blocks(
     """
     from llamacpp_instr.base.output import check_output, open_output
     from llamacpp_instr.converters.analyses import blocks as reports
-    from llamacpp_instr.converters.analyses.blocks import check_heat_map, write_heat_map
     from llamacpp_instr.lab.weights import blocks as weights
     from llamacpp_instr.lab.weights.statistics import compute_block_stats
     from llamacpp_instr.model.file import load_model_file
 
     output.check(model, reference)
     if heat_map is not None:
-        check_heat_map(heat_map)
+        reports.check_heat_map(heat_map)
         check_output(heat_map, output.force, model, reference)
         if Path(heat_map).resolve() == Path(output.path).resolve():
             raise UsageError(f"{output.path} cannot contain both the report and the heat map")
@@ -299,7 +296,6 @@ def blocks(
     if reference is not None:
         theirs = weights.find_reference(load_model_file(reference), weight)
 
-    stats, most_codes = None, None if output.form == "json" else reports.MOST_CODES
     if block is None or heat_map is not None:
         with progress_bar(f"Reading {tensor}") as on_progress:
             stats = compute_block_stats(weight, theirs, on_progress)
@@ -307,12 +303,12 @@ def blocks(
         one = weights.load_block(weight, block, theirs)
         shown, table = reports.block_reports(one, reference), reports.elements_report(one)
     else:
-        assert stats is not None
+        most_codes = None if output.form == "json" else reports.MOST_CODES
         shown = reports.tensor_reports(stats, reference, most_codes)
         table = reports.histogram_report(stats)
-    if heat_map is not None and stats is not None:
+    if heat_map is not None:
         with open_output(heat_map, output.force) as picture:
-            write_heat_map(picture, stats, heat_map)
+            reports.write_heat_map(picture, stats, heat_map)
     output.write(shown, table=table)
 
 
@@ -341,8 +337,13 @@ def weights(
     whole to single weights. -o FILE.npz or FILE.safetensors exports the tensors as float32.
     """
     from llamacpp_instr.base.output import open_output
+    from llamacpp_instr.converters.analyses import weights as analysis
     from llamacpp_instr.lab.weights import export
-    from llamacpp_instr.lab.weights.measure import WeightReader, choose_weights
+    from llamacpp_instr.lab.weights.measure import (
+        WeightReader,
+        choose_weights,
+        compute_weight_errors,
+    )
     from llamacpp_instr.model.file import load_model_file
 
     exports = export.is_export(output.path) and output.flag is None
@@ -359,8 +360,16 @@ def weights(
     original = load_model_file(reference) if reference is not None else None
     reader = WeightReader(file)
     if view:
-        _show_weights(file, original, reader, serving)
-    elif exports:
+        need("live")
+        from llamacpp_instr.lab.view.tensors import Tensors, WeightsServer
+        from llamacpp_instr.llama.threads import usable_cpus
+
+        other = (original, WeightReader(original)) if original is not None else None
+        tensors = Tensors((file, reader), other, usable_cpus())
+        server = WeightsServer(tensors, serving.port or 0)
+        server.run(lambda: serving.show(server.address))
+        return
+    if exports:
         export.check_export(output.path, reader, file.weights, raw)
         with (
             progress_bar(f"Writing {output.path}") as on_progress,
@@ -371,43 +380,15 @@ def weights(
             else:
                 target = Path(out.name)
                 export.write_safetensors(target, reader, file.weights, raw, on_progress)
-    else:
-        against = choose_weights(original, pattern) if original else None
-        _report_weights(file, against, reader, output)
-
-
-def _report_weights(
-    file: ModelFile, original: ModelFile | None, reader: WeightReader, output: cli.ReportOutput
-) -> None:
-    from llamacpp_instr.converters.analyses.weights import (
-        weight_error_reports,
-        weight_maps,
-        weight_reports,
-    )
-    from llamacpp_instr.lab.weights.measure import compute_weight_errors
-
+        return
+    original = choose_weights(original, pattern) if original else None
     with progress_bar(f"Reading {file.path}") as on_progress:
         stats = list(reader.measure(file.weights, on_progress=on_progress))
-    reports = weight_reports(stats, file.path.name)
+    reports = analysis.weight_reports(stats, file.path.name)
     table = reports[1]
     if original is not None:
         with progress_bar(f"Comparing with {original.path}") as on_progress:
             errors = compute_weight_errors(original, file, on_progress=on_progress)
-        reports += weight_error_reports(errors, original.path.name, file.path.name)
-    charts = weight_maps(stats) if output.form == "html" else []
+        reports += analysis.weight_error_reports(errors, original.path.name, file.path.name)
+    charts = analysis.weight_maps(stats) if output.form == "html" else []
     output.write(reports, table=table, charts=charts)
-
-
-def _show_weights(
-    file: ModelFile, original: ModelFile | None, reader: WeightReader, serving: cli.Serving
-) -> None:
-    """Serve the page until Ctrl-C."""
-    need("live")
-    from llamacpp_instr.lab.view.tensors import Tensors, WeightsServer
-    from llamacpp_instr.lab.weights.measure import WeightReader
-    from llamacpp_instr.llama.threads import usable_cpus
-
-    other = (original, WeightReader(original)) if original is not None else None
-    tensors = Tensors((file, reader), other, usable_cpus())
-    server = WeightsServer(tensors, serving.port or 0)
-    server.run(lambda: serving.show(server.address))

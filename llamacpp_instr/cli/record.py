@@ -1,33 +1,26 @@
-"""`instr run` and `exec`: record a model or a program, and show the session meanwhile (--live)."""
+"""The commands that run a model or a program: to record it, or to stop it between two ops."""
 
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click import Choice
+from click import Choice, IntRange
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import notice
 from llamacpp_instr.cli import options as cli
+from llamacpp_instr.converters.live.show import watched
 from llamacpp_instr.log.schema import LEVELS
 
 if TYPE_CHECKING:
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.llama.generate import Sampling
-
-LOOK_S = 0.1
-_ENDS = ((0.5, signal.SIGINT), (5, signal.SIGKILL))
-"""what ends a page that has not ended after seconds: the first wait is for its last figures"""
 
 _LEVEL = cli.option("How much is recorded.", default="detailed", type=Choice(LEVELS))
 _STATS = cli.option(
@@ -257,65 +250,94 @@ def exec_(
     sys.exit(status)
 
 
-@contextmanager
-def watched(is_wanted: bool, find_log: Callable[[], Path | None]) -> Iterator[None]:
-    """Shows the first log that `find_log` returns while the block runs, if it `is_wanted`.
+class _Debug(click.Command):
+    """Everything after -- is the program's."""
 
-    The page is served by a process of its own, which ends with the block; its address goes to
-    standard error. Raises UsageError if a part of the page is not installed.
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta["program"] = args[at + 1 :] if at < len(args) else None
+        return super().parse_args(ctx, args[:at])
+
+
+@cli.command(
+    'instr debug demo --prompt "Once upon a time" --break "l_out-3"',
+    'instr debug model.gguf -p "Hello" --break "ffn_out-* if absmax > 60 or nan"',
+    'instr debug --break "block=attention layer=2" -- app.py --port 8080',
+    'instr debug demo --prompt "Once upon a time" --page',
+    "instr debug demo --dap-port 4711",
+    cls=_Debug,
+)
+def debug(
+    model: str | None = cli.argument(required=False),
+    prompt: str | None = cli.option("The prompt; - is not possible here.", "-p --prompt TEXT"),
+    n: int = cli.option("Tokens to generate at most.", "-n", default=16),
+    breakpoints: tuple[str, ...] = cli.option(
+        "A breakpoint, as `help break` describes it; may be repeated.  [default: the first op]",
+        "-b --break TEXT",
+        multiple=True,
+    ),
+    log: Path | None = cli.option(
+        "The log to write.  [default: debug.log, or debug-2.log and so on if that exists]",
+        "FILE",
+        cli.PATH,
+    ),
+    force: bool = cli.FORCE,
+    chat: bool = cli.CHAT,
+    context: ContextOptions = cli.CONTEXT,
+    dap: bool = cli.flag(
+        "Speak the Debug Adapter Protocol with an editor over standard input and output."
+    ),
+    dap_port: int | None = cli.option(
+        "The same over TCP, at a port of 127.0.0.1; 0 takes a free one.", "PORT", IntRange(0, 65535)
+    ),
+    page: bool = cli.flag("Stop, look and change in the browser."),
+    serving: cli.Serving = cli.serving_options(" of the page"),
+) -> None:
     """
-    if not is_wanted:
-        yield
+    MODEL is a GGUF file, or demo for the demo model; or give a Python program after --, which runs
+    in this process. A compute stops after an op, when its result is there. Commands are read from
+    standard input; `help` lists them. The generated text goes to standard output, everything else
+    to standard error.
+
+    With --dap or --dap-port an editor gives the commands, and its launch configuration the options.
+    With --page a browser gives them, at an address of 127.0.0.1.
+    """
+    ctx = click.get_current_context()
+    program: Sequence[str] | None = ctx.meta["program"]
+    for_editor = dap or dap_port is not None
+    if not page and cli.given_options("port", "no_browser"):
+        raise UsageError("--port and --no-browser are for --page")
+    if for_editor:
+        for given in cli.given_options():
+            if given not in ("--prompt", "--dap", "--dap-port"):
+                raise UsageError(f"{given} is not for --dap; the launch configuration has it")
+        if program is not None:
+            raise UsageError("--dap is for models; leave out the program after --")
+        if dap and dap_port is not None:
+            raise UsageError("--dap and --dap-port exclude each other")
+    elif str(log) == "-":
+        raise UsageError("the log must be a file; give --log the name of one")
+    elif program is not None and (model is not None or prompt is not None):
+        raise UsageError("give a model with --prompt, or a program after --, not both")
+    elif program is None and (model is None or prompt is None):
+        raise UsageError("give a model and --prompt TEXT, or a program after --")
+    from llamacpp_instr.debugger.commands import Terminal
+    from llamacpp_instr.run import debugging
+    from llamacpp_instr.run.session import RunOptions, default_log
+
+    if for_editor:
+        debugging.serve_editor(model, prompt, dap_port)
         return
-
-    need("live")
-    from llamacpp_instr.base.system import python
-
-    over = threading.Event()
-    servers: list[subprocess.Popen[bytes]] = []
-
-    def serve() -> None:
-        log = find_log()
-        while log is None and not over.wait(LOOK_S):
-            log = find_log()
-        if log is not None:
-            server = subprocess.Popen(
-                python(_SERVE, str(log)),
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
-                start_new_session=True,  # Ctrl-C is for the recorded program
-            )
-            servers.append(server)
-
-    watcher = threading.Thread(target=serve, name="live", daemon=True)
-    # signals are for the block, which may wait for them
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        watcher.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-        for server in servers:
-            for seconds, number in _ENDS:
-                with suppress(subprocess.TimeoutExpired):
-                    server.wait(seconds)
-                    break
-                server.send_signal(number)
-            server.wait()
-
-
-# a session may be over before its page is there; signals of the thread that starts it are blocked
-_SERVE = """
-import contextlib, signal, sys
-with contextlib.suppress(KeyboardInterrupt):
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    from llamacpp_instr.cli.look import show
-    from llamacpp_instr.cli.options import Serving
-    from llamacpp_instr.log.runs import NotWritten
-    with contextlib.suppress(NotWritten):
-        show(sys.argv[1], Serving())
-"""
+    log = log or default_log(force, debugging.DEBUG_LOG)
+    to = serving.port or 0, serving.show
+    if program is None:
+        assert model is not None
+        assert prompt is not None
+        options = RunOptions(model, [prompt], log, n, chat=chat, context=context, force=force)
+        if page:
+            ctx.exit(debugging.debug_model_on_page(options, breakpoints, *to))
+        debugging.debug_model(options, Terminal(breakpoints))
+    elif page:
+        debugging.debug_program_on_page(program, log, force, breakpoints, *to)
+    else:
+        debugging.debug_program(program, Terminal(breakpoints), log, force)

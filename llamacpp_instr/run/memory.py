@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamacpp_instr.base.errors import NativeError, UsageError
-from llamacpp_instr.converters.analyses.memory import ContextMemory, recorded_memory
 from llamacpp_instr.converters.analyses.memory import (
+    ContextMemory,
     StoredModel,
     recorded_file,
+    recorded_memory,
     stored_in_file,
     stored_in_log,
 )

@@ -28,9 +28,8 @@ SERVER = f"""
 import sys
 from llamacpp_instr.converters.live import live_session
 live_session.KEPT = {KEPT}
-from llamacpp_instr.cli.look import show
-from llamacpp_instr.cli.options import Serving
-show(sys.argv[1], Serving(no_browser=True))
+from llamacpp_instr.converters.live.show import serve
+serve(sys.argv[1], 0, lambda address: print(address, flush=True))
 """
 
 Frames = list[tuple[int, int, bool, int, int]]
