@@ -30,20 +30,7 @@ from llamacpp_instr.base.terminal import handled
 SHOW_TRACEBACK = "LLAMACPP_INSTR_TRACEBACK"
 """the variable of the environment with which an unexpected error is raised, as in our tests"""
 
-_Commands = dict[str, str]
-
-
-def _exports() -> _Commands:
-    """`to_NAME.py` beside this file is the command `to-NAME`; its first line ends with the help."""
-    found = {}
-    for path in sorted(Path(__file__).parent.glob("to_*.py")):
-        with path.open(encoding="utf-8") as file:
-            help_text = file.readline().rstrip().removesuffix('"""').partition("`: ")[2]
-        found[path.stem.replace("_", "-")] = help_text
-    return found
-
-
-GROUPS: dict[str, _Commands] = {
+GROUPS: dict[str, dict[str, str]] = {
     "Record": {
         "build": "Build and install the instrumented llama.cpp.",
         "doctor": "Show what is installed and what is missing.",
@@ -83,14 +70,20 @@ GROUPS: dict[str, _Commands] = {
         "blocks": "Print the blocks of a quantized tensor of a model.",
         "weights": "Print, show or export the weights of a model.",
     },
-    "Exchange": _exports(),
+    "Exchange": {
+        "to-flashinfer": "Export the ops of a log as workloads of flashinfer-bench.",
+        "to-onnx": "Write the graph of a model or a log as ONNX.",
+        "to-parquet": "Convert a log to tables in Parquet or CSV files.",
+        "to-perfetto": "Convert a log to a Perfetto trace.",
+        "to-torch": "Convert a log for TensorBoard and PyTorch's trace analysis.",
+    },
     "Fleet": {
         "collect": "Collect many logs into one data set of Parquet files.",
         "sql": "Ask about the logs in a data set.",
     },
 }
 """purpose -> commands: name -> the first line of its help"""
-COMMANDS: _Commands = {name: c for group in GROUPS.values() for name, c in group.items()}
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 _MODULES = {
     name: module
     for module, names in {
@@ -100,7 +93,7 @@ _MODULES = {
         "explain": "diff compare values probe roofline predict schedule",
         "models": "import inspect ops memory validate",
         "quantization": "quantize quality diverge blocks weights",
-        "fleet": "collect sql",
+        "exchange": "to-flashinfer to-onnx to-parquet to-perfetto to-torch collect sql",
     }.items()
     for name in names.split()
 }

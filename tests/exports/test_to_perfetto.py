@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.cli import logs
-from llamacpp_instr.cli.to_perfetto import to_perfetto
+from llamacpp_instr.cli.exchange import to_perfetto
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit import steady_log
