@@ -83,6 +83,7 @@ def inspect(
     a multimodal projector, the first part of a split model, or demo for the demo model.
     """
     from llamacpp_instr.converters.analyses import inspect as inspection
+    from llamacpp_instr.converters.analyses.memory import chart_bits_by_layer, stored_in_file
     from llamacpp_instr.model.file import load_any_file
 
     output.check(model)
@@ -95,9 +96,6 @@ def inspect(
         reports.append(inspection.list_tensors(file))
     charts = []
     if output.form == "html" and file.weights:
-        # it draws with NumPy, which the headers do not need
-        from llamacpp_instr.converters.analyses.memory import chart_bits_by_layer, stored_in_file
-
         charts.append(chart_bits_by_layer(stored_in_file(file).tensors))
     output.write(reports, table=every, charts=charts, title=file.path.name)
 
