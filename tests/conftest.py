@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 
 from llamacpp_instr.cli import main
 from llamacpp_instr.llama.build import wheel as build
+from llamacpp_instr.log.reader import LogReader
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.model.file import demo_model as find_demo_model
 from tests.kit import sdist_kit, tiny_models
 from tests.kit.nursery import Nursery, start_nursery
@@ -150,8 +153,14 @@ def world(shared_world: World, tmp_path: Path) -> World:
 
 
 def read_events(log: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """The events of a log as JSON, all or those of one name."""
-    events = [json.loads(line) for line in log.read_text().splitlines()]
+    """The events of a log as JSON, all or those of one name. Graphs and plans that are like others
+    have all their columns."""
+    lines = log.read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    if any("like" in event for event in events):
+        for i, (_, event) in enumerate(Resolver().follow(LogReader(log))):
+            if "like" in events[i]:
+                events[i] = json.loads(msgspec.json.encode(event))
     return [event for event in events if name is None or event["event"] == name]
 
 

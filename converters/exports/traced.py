@@ -33,7 +33,8 @@ from llamacpp_instr.log.graph.timeline import (
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.requests import Request, RequestFinder
 from llamacpp_instr.log.resolve import KnownPlan, KnownStep, Resolver
-from llamacpp_instr.log.session import WARM_UP, LatestSteps
+from llamacpp_instr.log.session import WARM_UP
+from llamacpp_instr.log.steps import LatestSteps
 
 Args = Mapping[str, str | int | float]
 Phase = tuple[str, int, int]

@@ -5,6 +5,7 @@ The log does not name prompts. So the tokens of a sequence in a batch are of a p
 - they are the first of the sequence; a single one that has others before it is not, because the
   log then began in the middle of a request,
 - they go back before the end of the last prompt, which a context shift moves,
+- the mark of the sequence's request has ended,
 - they are several and not all have an output; several that all have one are the draft of
   speculative decoding,
 - or no token was sampled since the prompt before them began. Without tokens, which the application
@@ -72,6 +73,12 @@ class Batches:
         for seq in known if token.seq < 0 else known.keys() & {token.seq}:
             if known[seq].step == token.step:
                 known[seq].waits = False
+
+    def request_ended(self, seq: int) -> None:
+        """The application's mark of a request ended: the next tokens of its sequence are a prompt,
+        also a single one that finds all others in the cache."""
+        if seq in self._sequences:
+            self._sequences[seq].waits = True
 
     def moved(self, kv: Kv) -> None:
         """Follows a context shift, which takes cells away and moves those behind to the front."""

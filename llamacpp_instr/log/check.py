@@ -147,6 +147,7 @@ class _Checker:
         """The errors of the event of `line`, by itself and given the events before it."""
         if self._end:
             yield f"comes after session_end (line {self._end[0]})"
+        event = self._refs.whole(event)
         problems = list(self._refs.problems(event))
         self._refs.take(line, event)
         yield from problems
@@ -291,10 +292,8 @@ class _Checker:
         if stages > event.start:
             yield f"its stages take {stages} ns, the compute starts at {event.start}"
         context, graph = self._named_context(), self._refs.graph
-        computed = graph in self._computed
-        if computed != event.reused:
-            before = "was" if computed else "was not"
-            yield f"`reused` is {event.reused}, graph {event.graph} {before} computed before"
+        if event.reused and graph not in self._computed:
+            yield f"`reused` is True, graph {event.graph} was not computed before"
         self._computed.add(graph)
         if event.t < context.compute_end:
             overlap = context.compute_end - event.t

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeAlias
+
+from msgspec import structs
 
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.batches import Batches, Caches, Part
 from llamacpp_instr.log.graph.attention import Ubatch
-from llamacpp_instr.log.graph.kernels import graph_problems, plan_problems
+from llamacpp_instr.log.graph.kernels import graph_like, graph_problems, plan_problems
 from llamacpp_instr.log.reader import EventReader
 
 
@@ -201,7 +203,8 @@ class Resolver:
         self.take(line, event)
         self.latest = event.t
         yield line, event
-        for line, event in events:
+        for line, given in events:
+            event = self.whole(given)
             problem = next(self.problems(event), None)
             if problem is None:
                 self.take(line, event)
@@ -231,6 +234,19 @@ class Resolver:
                     raise LogError(reason, reader.path, line) from None
                 self.left_out += 1
         return self.left_out
+
+    def whole(self, event: schema.Event) -> schema.Event:
+        """The event; a graph or a plan that is like another one with all its columns, as far as
+        that is possible: `problems` says why not."""
+        try:
+            if isinstance(event, schema.Graph) and event.like is not None:
+                return graph_like(event, self.graphs[event.like].event)
+            if isinstance(event, schema.Plan) and event.like is not None:
+                other = self.plans[event.like].event
+                return structs.replace(event, node=other.node, n=other.n, like=None)
+        except (KeyError, ValueError):
+            pass
+        return event
 
     def problems(self, event: schema.Event) -> Iterator[str]:
         """Why the event is not whole, one message each; changes nothing."""
@@ -311,7 +327,10 @@ class Resolver:
             return
         if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
-        yield from graph_problems(event)
+        if event.like is not None:
+            yield self._unlike("graph", event.like, self.graphs)
+        else:
+            yield from graph_problems(event)
 
     def _take_graph(self, _line: int, event: schema.Graph) -> None:
         context = self._named(event.ctx)
@@ -327,6 +346,8 @@ class Resolver:
             yield f"plan {event.plan} was given before"
         elif graph is None:
             yield self._missing("graph", event.graph)
+        elif event.like is not None:
+            yield self._unlike("plan", event.like, self.plans)
         else:
             yield from plan_problems(event, graph.event)
 
@@ -354,6 +375,9 @@ class Resolver:
         if event.phase == "end":
             if (opened := self.open_marks.pop(event.mark, None)) is not None:
                 self.mark = opened[1]
+                seq = event.seq if event.seq >= 0 else self.mark.seq
+                for context in self.contexts.values():
+                    context.batches.request_ended(seq)
         elif self._given["mark"].add(event.mark) and event.phase == "begin":
             self.open_marks[event.mark] = line, event
 
@@ -492,6 +516,12 @@ class Resolver:
         if context is not None:
             self.context = self.contexts[ctx] = context
         return context
+
+    def _unlike(self, what: str, number: int, known: Container[int]) -> str:
+        """Why an event that is like another one cannot be made whole."""
+        if number in known:
+            return f"does not fit {what} {number}, which it is like"
+        return self._missing(what, number)
 
     def _missing(self, what: str, number: int) -> str:
         given = number in self._given[what]

@@ -13,7 +13,7 @@ columns of an event have the same length. In `gap`/`dur` columns the i-th interv
 
 Lifetimes: An event assigns an id once, before any other event names it. A reader keeps models
 until the log ends. It may forget a context once 256 others have been named after it, and a graph
-and its plans once 8 other graphs of that context have been written or computed; if the recorder
+and its plans once 64 other graphs of that context have been written or computed; if the recorder
 meets an older graph again, it writes it again with a new id. `layers`, `ops`, `splits` and
 `tensor_stats` name the latest compute of a context. `compute` and `step_end` name an open step, but
 `kv` and `token` may name one that has ended. So a reader needs the same memory for a log of any
@@ -37,8 +37,8 @@ Level = Literal["minimal", "detailed", "verbose"]
 LEVELS: tuple[Level, ...] = ("minimal", "detailed", "verbose")
 
 CONTEXTS_KEPT = 256
-GRAPHS_KEPT = 8
-"""of a context, with their plans; the recorder keeps 4 (`llama-instrumentation-graph.cpp`)"""
+GRAPHS_KEPT = 64
+"""of a context, with their plans; the recorder keeps as many (`llama-instrumentation-graph.h`)"""
 
 MAX_SEQUENCES = 256
 """of a context (llama.cpp's LLAMA_MAX_SEQ)"""
@@ -244,6 +244,8 @@ class Model(Event, kw_only=True):
     dur: Ns
     """of loading"""
     n_tensors: Count
+    dry: bool = False
+    """loaded without its weights, to measure what it needs: no user caused it"""
 
 
 class Tensor(Event, kw_only=True):
@@ -349,8 +351,44 @@ class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     """strides in bytes (verbose)"""
 
 
+class CodedNumbers(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A column in which few values repeat: entry i is `values[at[i]]`. The values are in the order
+    of their first entries."""
+
+    values: list[Bytes]
+    at: list[Count] | None = None
+    """absent: entries are equal where those of the other graph's column are"""
+
+
+class CodedShapes(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The same for a column of shapes or strides."""
+
+    values: list[Shape]
+    at: list[Count] | None = None
+
+
+class CodedWords(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The same for a column of parameters."""
+
+    values: list[Int32Words]
+    at: list[Count] | None = None
+
+
+class Changes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The columns of `nodes` in which a graph differs from the one that it is like."""
+
+    ne: CodedShapes | None = None
+    bytes: CodedNumbers | None = None
+    params: CodedWords | None = None
+    nb: CodedShapes | None = None
+
+
 class Graph(Event, kw_only=True):
-    """A graph was built and allocated. It can be computed any number of times."""
+    """A graph was built and allocated. It can be computed any number of times.
+
+    A graph that llama.cpp builds again is written only if its content is new. One that differs from
+    an earlier graph of its context in shapes only has `like` in place of `buffers` and `nodes`.
+    """
 
     graph: Ref
     ctx: Ref
@@ -369,6 +407,12 @@ class Graph(Event, kw_only=True):
     leafs: list[Leaf] = []
     nodes: Nodes | None = None
     """absent at `minimal`"""
+    like: Ref | None = None
+    """the graph that it is like, but for `splits`, `leafs` and `changes`"""
+    leafs_at: list[Count] = []
+    """with `like`: the places of `leafs` among those of the other graph"""
+    changes: Changes | None = None
+    """with `like`"""
 
     @property
     def whole(self) -> Nodes:
@@ -386,10 +430,12 @@ class Plan(Event, kw_only=True):
 
     plan: Ref
     graph: Ref
-    node: list[Count]
+    node: list[Count] = []
     """first node that the kernel computes"""
     n: list[Fused] | None = None
     """number of nodes that it computes, more than 1 if fused. Absent: all 1"""
+    like: Ref | None = None
+    """the plan whose `node` and `n` it has; its graph is like this one"""
 
     @property
     def counts(self) -> list[int]:

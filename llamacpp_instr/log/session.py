@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter, setitem
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,7 +31,7 @@ from llamacpp_instr.log.graph.kernels import Kernels, Work, plan_kernels
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.resolve import KnownStep, Resolver
 from llamacpp_instr.log.runs import Run, read_run
-from llamacpp_instr.log.schema import CONTEXTS_KEPT, Event, Layers, Ops, Splits, Sync
+from llamacpp_instr.log.schema import Event, Layers, Ops, Splits
 
 Int64 = NDArray[np.int64]
 
@@ -266,41 +266,6 @@ def with_result_times(steps: Table, syncs: Table) -> Table:
     return Table(steps.columns | {"end": end, "returned": returned})
 
 
-Step = TypeVar("Step")
-
-
-class LatestSteps(Generic[Step]):
-    """For readers that stream: keeps the latest step of each context, because a wait for its result
-    may follow. `settled` gets each step with the time when its result was there."""
-
-    def __init__(self, settled: Callable[[Step, int], object]) -> None:
-        self._settled = settled
-        self._latest: dict[int, tuple[Step, int]] = {}
-
-    def add(self, ctx: int, step: Step, t: int) -> None:
-        """A step has ended."""
-        self.settle(ctx)
-        self._latest[ctx] = step, t
-        if len(self._latest) > CONTEXTS_KEPT:
-            self.settle(next(iter(self._latest)))
-
-    def wait(self, sync: Sync) -> None:
-        """A wait has ended."""
-        if sync.ctx in self._latest and sync.dur >= WAITED:
-            step, t = self._latest[sync.ctx]
-            self._latest[sync.ctx] = step, max(t, sync.t + sync.dur)
-
-    def settle(self, ctx: int) -> None:
-        """No wait for the latest step follows: another begins, or its token is there."""
-        if ctx in self._latest:
-            self._settled(*self._latest.pop(ctx))
-
-    def settle_all(self) -> None:
-        """No wait follows."""
-        for ctx in list(self._latest):
-            self.settle(ctx)
-
-
 @dataclass
 class Session:
     """One recorded run."""
@@ -490,12 +455,17 @@ class _Loader:
         self.impossible: set[int] = set()
         """plans whose kernels cannot be computed (lenient)"""
         self.end: schema.SessionEnd | None = None
+        self._has_dry = False
         self.begin_part()
 
     def begin_part(self) -> None:
         """Begin with new columns and what can still be named; the part before keeps its own."""
         self.facts: dict[str, Any] = {
-            name: {number: known.event for number, known in getattr(self.refs, name).items()}
+            name: {
+                number: known.event
+                for number, known in getattr(self.refs, name).items()
+                if not self._is_dry(known.event)
+            }
             for name in ("models", "contexts", "graphs", "plans")
         }
         for plan in self.impossible:
@@ -515,7 +485,7 @@ class _Loader:
             **{event: self.tables[name].add_event for name, event in _TABLES.items()},
             **{event: self.lists[name].append for name, event in _LISTS.items()},
             schema.SessionEnd: lambda event: setattr(self, "end", event),
-            schema.Model: lambda event: setitem(self.facts["models"], event.model, event),
+            schema.Model: self._model,
             schema.Context: lambda event: setitem(self.facts["contexts"], event.ctx, event),
             schema.Graph: lambda event: setitem(self.facts["graphs"], event.graph, event),
             schema.Plan: self._plan,
@@ -530,9 +500,21 @@ class _Loader:
             for of in (schema.Compute, schema.Kv, schema.Layers, schema.Splits):
                 del self._takers[of]
 
+    def _is_dry(self, event: schema.Event) -> bool:
+        """Whether it is about a model without weights, which llama.cpp's programs load before the
+        one that their users see."""
+        if isinstance(event, schema.Model | schema.Tensor):
+            return self.refs.models[event.model].event.dry
+        if isinstance(event, schema.Plan):
+            event = self.refs.graphs[event.graph].event
+        if isinstance(event, schema.Context | schema.Graph | schema.Memory):
+            return self.refs.contexts[event.ctx].model.event.dry
+        return False
+
     def take(self, event: schema.Event) -> None:
         self.n_rows += 1
-        if (taker := self._takers.get(type(event))) is not None:
+        taker = self._takers.get(type(event))
+        if taker is not None and not (self._has_dry and self._is_dry(event)):
             taker(event)
 
     def session(self, path: str, log_end: LogEnd, open_steps: list[KnownStep]) -> Session:
@@ -549,6 +531,12 @@ class _Loader:
             **self.lists,
             **columns,
         )
+
+    def _model(self, event: schema.Model) -> None:
+        if event.dry:
+            self._has_dry = True
+        else:
+            self.facts["models"][event.model] = event
 
     def _plan(self, event: schema.Plan) -> None:
         try:

@@ -17,17 +17,25 @@ idle machine, one half if an equal neighbour shares every CPU. Time that a hyper
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.graph.kernels import untimed_backends
-from llamacpp_instr.log.schema import Machine
-from llamacpp_instr.log.session import WARM_UP, Int64, Session, Table, Timings, without_copy
+from llamacpp_instr.log.schema import CONTEXTS_KEPT, Machine, Sync
+from llamacpp_instr.log.session import (
+    WAITED,
+    WARM_UP,
+    Int64,
+    Session,
+    Table,
+    Timings,
+    without_copy,
+)
 from llamacpp_instr.model.file import role_of
 
 PHASES = ("prefill", "decode", "encode")
@@ -131,6 +139,41 @@ def taken_times(columns: Mapping[str, Any], cpus: int) -> Float64:
     used = np.minimum((cpu + delay) / (np.maximum(dur, 1) * max(cpus, 1)), 1.0)
     taken: Float64 = delay + steal * used
     return taken
+
+
+Step = TypeVar("Step")
+
+
+class LatestSteps(Generic[Step]):
+    """For readers that stream: keeps the latest step of each context, because a wait for its result
+    may follow. `settled` gets each step with the time when its result was there."""
+
+    def __init__(self, settled: Callable[[Step, int], object]) -> None:
+        self._settled = settled
+        self._latest: dict[int, tuple[Step, int]] = {}
+
+    def add(self, ctx: int, step: Step, t: int) -> None:
+        """A step has ended."""
+        self.settle(ctx)
+        self._latest[ctx] = step, t
+        if len(self._latest) > CONTEXTS_KEPT:
+            self.settle(next(iter(self._latest)))
+
+    def wait(self, sync: Sync) -> None:
+        """A wait has ended."""
+        if sync.ctx in self._latest and sync.dur >= WAITED:
+            step, t = self._latest[sync.ctx]
+            self._latest[sync.ctx] = step, max(t, sync.t + sync.dur)
+
+    def settle(self, ctx: int) -> None:
+        """No wait for the latest step follows: another begins, or its token is there."""
+        if ctx in self._latest:
+            self._settled(*self._latest.pop(ctx))
+
+    def settle_all(self) -> None:
+        """No wait follows."""
+        for ctx in list(self._latest):
+            self.settle(ctx)
 
 
 Measure = Literal["time", "bytes", "flops"]

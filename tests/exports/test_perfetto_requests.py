@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
+from tests.conftest import read_events as read_json
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.perfetto_queries import arg, args, slices
@@ -51,7 +51,7 @@ def _compared(log: Path, tmp_path: Path) -> tuple[list[Any], list[Any]]:
         [begin[id(r)], r.ctx, r.seq, "request", of[i], "step"] for r in requests for i in r.steps
     ]
     assert sorted(flows) == sorted(served), "a flow from each request to each of its steps"
-    assert len(flows) == truth([json.loads(line) for line in log.open()]).n_served
+    assert len(flows) == truth(read_json(log)).n_served
     wanted = [
         [
             begin[id(r)], r.end - begin[id(r)], r.name or "request", r.ctx, r.seq, r.name or None,

@@ -10,7 +10,7 @@ import pytest
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.timeline import OpSlice, plan_timeline
 from llamacpp_instr.log.graph.words import describe
-from llamacpp_instr.log.reader import read_events
+from tests.kit.log_readers import whole_events
 from tests.kit.perfetto_recordings import record
 
 DEMO = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
@@ -85,7 +85,7 @@ SAYS_NOTHING = {
 def timelines(log: Path) -> Iterator[list[OpSlice]]:
     """The kernels of every plan of a log."""
     graphs: dict[int, s.Graph] = {}
-    for _, event in read_events(log):
+    for event in whole_events(log):
         if isinstance(event, s.Graph):
             graphs[event.graph] = event
         elif isinstance(event, s.Plan):

@@ -15,9 +15,15 @@ from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.schema import Compute, Context, Event, Graph, Level, Mark, Plan, StepBegin
 from llamacpp_instr.log.session import load_parts
 from tests.kit.made_log import encode, make_log
+
+
+def whole_events(log: Path) -> list[Event]:
+    """The events of a log; graphs and plans that are like others have all their columns."""
+    return [event for _, event in Resolver().follow(read_events(log))]
 
 
 def _perfetto(log: Path) -> None:

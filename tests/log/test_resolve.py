@@ -108,7 +108,7 @@ def test_only_the_graphs_of_a_context_that_were_used_last_can_be_named() -> None
     assert problems(refs, compute, compute=0, graph=0, step=-1) == []
     assert problems(refs, graph, graph=s.GRAPHS_KEPT) == []
     assert problems(refs, compute, compute=1, graph=0, step=-1) == []
-    said = "was given, but 8 others of its context were given or computed since"
+    said = f"was given, but {s.GRAPHS_KEPT} others of its context were given or computed since"
     assert problems(refs, compute, compute=2, graph=1, step=-1) == [f"graph 1 {said}"]
     assert len(refs.graphs) == s.GRAPHS_KEPT
     assert len(refs.plans) == s.GRAPHS_KEPT - 1

@@ -24,12 +24,11 @@ from llamacpp_instr.log.schema import (
 )
 from llamacpp_instr.log.session import (
     WAITED,
-    LatestSteps,
     Table,
     kernel_times,
     with_result_times,
 )
-from llamacpp_instr.log.steps import counted_steps, step_rows, steps_inside
+from llamacpp_instr.log.steps import LatestSteps, counted_steps, step_rows, steps_inside
 from tests.kit.made_log import make_log
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch

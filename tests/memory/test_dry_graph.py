@@ -14,10 +14,10 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.kernels import cpu_plan
-from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.memory.plan import UbatchShape, _dry_graphs, dry_graphs, window
+from tests.kit.log_readers import whole_events
 from tests.kit.native_kit import DEMO, ROOT, random_models
 
 pytestmark = pytest.mark.native
@@ -43,7 +43,7 @@ def test_the_plan_of_a_graph_is_the_one_that_ran(logs: list[Path]) -> None:
     compared = fused = 0
     for log in logs:
         graphs: dict[int, schema.Graph] = {}
-        for _, event in read_events(log):
+        for event in whole_events(log):
             if isinstance(event, schema.Graph):
                 graphs[event.graph] = event
             elif isinstance(event, schema.Plan):

@@ -17,6 +17,7 @@ from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
+from tests.kit.log_readers import whole_events
 from tests.kit.native_kit import DEMO, random_models, run_probe
 from tests.kit.programs import native_program
 
@@ -37,7 +38,7 @@ def record(tmp_path: Path, model: Path, threads: int, level: str) -> list[schema
         tmp_path / "out.npz", model, "--threads", str(threads), "--level", level,
         "--log", str(log), "--decodes", str(DECODES),
     )  # fmt: skip
-    return [event for _, event in read_events(log)]
+    return whole_events(log)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -14,9 +14,9 @@ import pytest
 from llamacpp_instr.converters.analyses.findings import Facts, find_causes
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
-from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import Account, counted_steps
+from tests.kit.log_readers import whole_events
 from tests.kit.made_probe import probe_of_caches
 from tests.kit.native_kit import ROOT, random_models, unpatched_library
 
@@ -81,7 +81,7 @@ def test_the_kernels_in_the_log_are_the_nodes_that_ggml_ran(logs: Path) -> None:
 def count_logged_nodes(log: Path) -> int:
     plans: dict[int, int] = {}
     total = 0
-    for _, event in read_events(log):
+    for event in whole_events(log):
         if isinstance(event, schema.Plan):
             plans[event.plan] = sum(event.n or [1] * len(event.node))  # fused ones counted
         elif isinstance(event, schema.Ops):
@@ -102,7 +102,7 @@ def test_every_kernel_has_a_layer_or_is_a_named_global(logs: Path) -> None:
     homeless = []
     executed = 0
     for log in sorted(logs.glob("*.log")):
-        for _, event in read_events(log):
+        for event in whole_events(log):
             if not isinstance(event, schema.Graph):
                 continue
             assert event.nodes is not None
@@ -128,7 +128,7 @@ def test_a_node_is_in_the_layer_of_its_name_or_in_the_next(logs: Path) -> None:
     elsewhere = []
     in_the_next = named = 0
     for log in sorted(logs.glob("*.log")):
-        for _, event in read_events(log):
+        for event in whole_events(log):
             if not isinstance(event, schema.Graph) or event.nodes is None:
                 continue
             for name, layer in zip(event.nodes.name, event.nodes.layer, strict=True):

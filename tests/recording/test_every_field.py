@@ -40,12 +40,18 @@ CHECKS = {
         "layers_are_the_sums_of_their_ops": "layers: compute layer gap dur",
     },
     "graphs": {
-        "a_graph_is_ggmls": """graph: uid n_nodes n_exec splits buffers leafs nodes;
+        "a_graph_is_ggmls": """graph: uid n_nodes n_exec splits buffers leafs nodes like leafs_at
+            changes; plan: like; graph.changes: ne bytes params nb;
+            graph.changes.ne: values at; graph.changes.bytes: values at;
+            graph.changes.params: values at; graph.changes.nb: values at;
             graph.leafs: name type ne bytes buffer tensor;
             graph.nodes: name op type ne bytes src buffer params exec nb""",
         "the_layer_of_a_node_is_that_of_its_name": "graph.nodes: layer",
         "where_a_graph_comes_from": "graph: t graph ctx source why; compute: graph",
         "a_plan_has_every_node_that_runs_once": "plan: t plan graph node n; ops: plan",
+    },
+    "llama_server": {
+        "nothing_is_there_that_no_user_caused": "model: dry",
     },
     "machine": {
         "the_machine_is_what_the_kernel_counts": "machine: t dur cpu delay nvcsw nivcsw",

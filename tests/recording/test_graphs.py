@@ -70,7 +70,7 @@ def test_a_graph_is_ggmls(name: str, read: Read) -> None:
     assert len(computes) == 4
     for compute in computes:
         graph, nodes = graphs[compute["graph"]], compute["nodes"]
-        assert graph["uid"] == compute["uid"]
+        assert graph["uid"] <= compute["uid"], "equal graphs are written once"
         assert graph["n_nodes"] == len(nodes)
         assert graph["n_exec"] == sum(node["exec"] for node in nodes) > 0
         assert graph["splits"] == [{"start": 0, "end": len(nodes), "backend": "CPU"}]

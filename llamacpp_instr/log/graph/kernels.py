@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, attention_work, attentions
 from llamacpp_instr.log.graph.ops import Block, blocks_of, bytes_moved, flops, tensor
-from llamacpp_instr.log.schema import Graph, Nodes, Plan
+from llamacpp_instr.log.schema import Changes, Graph, Nodes, Plan
 
 Int64 = NDArray[np.int64]
 L = TypeVar("L")
@@ -130,6 +130,39 @@ class KernelWork:
     bytes: Int64
     bound: NDArray[np.bool_]
     """whether `flops` and `bytes` are upper bounds"""
+
+
+def graph_like(graph: Graph, other: Graph) -> Graph:
+    """A graph that the log gives by what differs from `other`, with all its columns. Raises
+    ValueError if it does not fit."""
+    nodes, changes = other.nodes, graph.changes or Changes()
+    if nodes is None or graph.n_nodes != other.n_nodes:
+        raise ValueError("the numbers of nodes differ")
+    leafs = list(other.leafs)
+    for at, leaf in zip(graph.leafs_at, graph.leafs, strict=True):
+        if at >= len(leafs):
+            raise ValueError(f"leaf {at} is not in the other graph")
+        leafs[at] = leaf
+    columns = {}
+    for name in Changes.__struct_fields__:
+        if (column := getattr(changes, name)) is not None:
+            places = column.at
+            if places is None:
+                first: dict[str, int] = {}
+                entries = map(str, getattr(nodes, name) or ())
+                places = [first.setdefault(entry, len(first)) for entry in entries]
+            if max(places, default=0) >= len(column.values):
+                raise ValueError(f"`{name}` has too few values")
+            columns[name] = [column.values[place] for place in places]
+    return replace(
+        graph,
+        buffers=other.buffers,
+        leafs=leafs,
+        nodes=replace(nodes, **columns),
+        like=None,
+        leafs_at=[],
+        changes=None,
+    )
 
 
 def graph_problems(graph: Graph) -> Iterator[str]:

@@ -86,6 +86,13 @@ class json_line {
         return *this;
     }
 
+    // the same, of JSON
+    json_line & item_json(const std::string & json) {
+        separator();
+        buf.append(json);
+        return *this;
+    }
+
     // JSON from elsewhere
     json_line & kv_json(const char * name, const char * json) {
         cut(key(name, 0));

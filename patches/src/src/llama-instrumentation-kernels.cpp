@@ -30,8 +30,21 @@ shared_plan known_plan(const graph_state & graph, const ggml_instr_thread & th) 
     return nullptr;
 }
 
-shared_plan new_plan(log_part & s, graph_state & graph, const ggml_instr_thread & th) {
+// the same of a graph of another shape
+shared_plan plan_like(const context_state & state, const graph_state & graph, const ggml_instr_thread & th) {
+    for (const auto & other : state.graphs) {
+        if (other.get() != &graph && other->is_like(graph)) {
+            if (shared_plan plan = known_plan(*other, th)) {
+                return plan;
+            }
+        }
+    }
+    return nullptr;
+}
+
+shared_plan new_plan(log_part & s, const context_state & state, graph_state & graph, const ggml_instr_thread & th) {
     const size_t n = (size_t) th.n;
+    const shared_plan like = plan_like(state, graph, th);
     const auto made = std::make_shared<plan_state>();
     graph.plans.push_back(made);
     plan_state & plan = *made;
@@ -52,22 +65,26 @@ shared_plan new_plan(log_part & s, graph_state & graph, const ggml_instr_thread 
     json_line & line = line_buffer();
     line.begin(LLAMA_INSTR_EV_PLAN, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_PLAN, plan.id).kv(LLAMA_INSTR_K_GRAPH, graph.id);
-    line.column(LLAMA_INSTR_K_NODE, n, [&](size_t i) { return first_node(plan.nodes[i]); });
-    if (fused) {
-        line.column(LLAMA_INSTR_K_N, n, [&](size_t i) { return n_nodes(plan.nodes[i]); });
+    if (like) {
+        line.kv(LLAMA_INSTR_K_LIKE, like->id);
+    } else {
+        line.column(LLAMA_INSTR_K_NODE, n, [&](size_t i) { return first_node(plan.nodes[i]); });
+        if (fused) {
+            line.column(LLAMA_INSTR_K_N, n, [&](size_t i) { return n_nodes(plan.nodes[i]); });
+        }
     }
     s.write(LLAMA_INSTR_EV_PLAN, line);
     return made;
 }
 
-const shared_plan & plan_of(log_part & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th) {
+const shared_plan & plan_of(log_part & s, const context_state & state, graph_state & graph, int32_t thread, const ggml_instr_thread & th) {
     if (graph.last.size() <= (size_t) thread) {
         graph.last.resize((size_t) thread + 1);
     }
     last_plan & last = graph.last[(size_t) thread];
     if (!last.plan || last.version != th.version || last.plan->nodes.size() != (size_t) th.n) {
         shared_plan known = known_plan(graph, th);
-        last = { known ? std::move(known) : new_plan(s, graph, th), th.version };
+        last = { known ? std::move(known) : new_plan(s, state, graph, th), th.version };
     }
     return last.plan;
 }
@@ -196,8 +213,8 @@ struct alignas(8) kernels_record {
 };
 
 // `returned`: when the barrier after the last kernel ended, which only the caller's thread knows
-void add_thread(log_part & s, graph_state & graph, int32_t thread, const ggml_instr_thread & th, uint64_t returned, const compute_times & times) {
-    const shared_plan & plan = plan_of(s, graph, thread, th);
+void add_thread(log_part & s, const context_state & state, graph_state & graph, int32_t thread, const ggml_instr_thread & th, uint64_t returned, const compute_times & times) {
+    const shared_plan & plan = plan_of(s, state, graph, thread, th);
     kernels_record record = {};
     record.plan      = plan.get();
     record.times     = times;
@@ -240,7 +257,7 @@ void write_kernels(log_part & s, context_state & state, graph_state & graph, con
         const ggml_instr_thread & th = sink.threads[i];
         s.dropped_ops += (uint64_t) th.dropped;
         if (th.n > 0) {
-            add_thread(s, graph, i, th, sink.threads[0].next, times);
+            add_thread(s, state, graph, i, th, sink.threads[0].next, times);
         }
     }
     if (sink.n_splits > 0) {

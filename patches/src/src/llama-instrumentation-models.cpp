@@ -224,6 +224,9 @@ model_state & model_table::model_locked(const llama_model * model) {
     line.kv(LLAMA_INSTR_K_FTYPE, llama_ftype_name(model->ftype()));
     write_hparams(line, *model);
     line.kv(LLAMA_INSTR_K_DUR, load.dur).kv(LLAMA_INSTR_K_N_TENSORS, model->tensors_by_name.size());
+    if (model->hparams.no_alloc) {
+        line.kv(LLAMA_INSTR_K_DRY, true);
+    }
     s.write(LLAMA_INSTR_EV_MODEL, line);
 
     for (const auto & entry : model->tensors_by_name) {

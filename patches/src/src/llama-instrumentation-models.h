@@ -41,11 +41,11 @@ struct context_state {
     std::string memory;  // the last breakdown written
     std::vector<batch_token> sampled;  // the latest batch, which a sampler reads
     std::vector<cache_state> caches;
-    std::unique_ptr<graph_state> graph;  // the last one: llama.cpp computes an older one never again
+    std::vector<std::unique_ptr<graph_state>> graphs;  // the latest is the last
     ggml_instr_sink sink = {};
 
     // the last graph, if it has this uid
-    graph_state * last_graph(uint64_t uid) const { return graph && graph->uid == uid ? graph.get() : nullptr; }
+    graph_state * last_graph(uint64_t uid) const { return !graphs.empty() && graphs.back()->uid == uid ? graphs.back().get() : nullptr; }
 
     // the sequence of an output, given as llama_get_logits_ith() takes it; -1 if it is not known
     int sequence_of(int output) const;

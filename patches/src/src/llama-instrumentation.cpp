@@ -357,11 +357,22 @@ void llama_instr_sync::finish() {
 
 void llama_instr_sample::begin() {
     llama_synchronize(ctx);  // waits for the compute, which is not the sampler's time
-    tl().sampling = current_part();
-    t_begin = ticks_now();
+    t_begin = llama_instr_sample_begin();
 }
 
 void llama_instr_sample::finish(llama_token token, float p) {
+    llama_instr_sample_end(ctx, output, token, p, t_begin);
+}
+
+uint64_t llama_instr_sample_begin(void) {
+    if (!llama_instr_enabled()) {
+        return 0;
+    }
+    tl().sampling = current_part();
+    return ticks_now();
+}
+
+void llama_instr_sample_end(llama_context * ctx, int32_t output, llama_token token, float p, uint64_t begin) {
     const uint64_t now = ticks_now();
     const auto s = std::move(tl().sampling);
     if (!s) {
@@ -371,7 +382,7 @@ void llama_instr_sample::finish(llama_token token, float p) {
     const auto & vocab = ctx->get_model().vocab;
     const std::string piece = token >= 0 && vocab.get_type() != LLAMA_VOCAB_TYPE_NONE ? vocab.token_to_piece(token) : "";
     token_record record = {};
-    record.begin = t_begin;
+    record.begin = begin;
     record.end   = now;
     record.ctx   = state.id;
     record.step  = state.last_step;

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "llama-instrumentation-programs.h"
 #include "llama.h"
 
 #include <atomic>
@@ -48,13 +49,6 @@ LLAMA_API int32_t llama_instr_end(void);
 
 LLAMA_API int32_t llama_instr_status(void);
 LLAMA_API int64_t llama_instr_dropped(void);  // events that could not be written
-
-// phase: 0 begins a span and returns its id, 1 ends the span `id`, 2 is an instant; -1 without a session.
-// seq: the sequence whose request the span is, or -1
-LLAMA_API int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name, int32_t seq);
-
-// writes an event of the application; `json` is one JSON value. Returns 0, or -1 without a session
-LLAMA_API int32_t llama_instr_note(const char * name, const char * json);
 
 // Writes the memory breakdown of a context as a JSON array with one object per buffer type. Returns its length; if
 // that is `size` or more, the text was cut.

@@ -1,0 +1,131 @@
+// llama-instrumentation-programs.h - what llama.cpp's own programs call
+//
+// These functions are weak in programs: a program that was built with the recorder also runs with libraries that lack
+// it, and records nothing.
+
+#pragma once
+
+#include "llama.h"
+
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+#ifdef LLAMA_BUILD
+#    define LLAMA_INSTR_WEAK
+#else
+#    define LLAMA_INSTR_WEAK __attribute__((weak))
+#endif
+
+extern "C" {
+
+// phase: 0 begins a span and returns its id, 1 ends the span `id`, 2 is an instant; -1 without a session.
+// seq: the sequence whose request the span is, or -1
+LLAMA_API LLAMA_INSTR_WEAK int64_t llama_instr_mark(int32_t phase, int64_t id, const char * name, int32_t seq);
+
+// writes an event of the application; `json` is one JSON value. Returns 0, or -1 without a session
+LLAMA_API LLAMA_INSTR_WEAK int32_t llama_instr_note(const char * name, const char * json);
+
+// The time of a sampler that llama.cpp does not know: from its start, after the wait for the logits, to its token.
+// output: as llama_get_logits_ith() takes it; p: the probability, 0 if the sampler computed none.
+LLAMA_API LLAMA_INSTR_WEAK uint64_t llama_instr_sample_begin(void);  // 0 without a session
+LLAMA_API LLAMA_INSTR_WEAK void     llama_instr_sample_end(struct llama_context * ctx, int32_t output, llama_token token, float p, uint64_t begin);
+
+}  // extern "C"
+
+#ifndef LLAMA_BUILD
+
+// a note with these members of a JSON object, as printf() formats them
+__attribute__((format(printf, 2, 3))) inline void llama_instr_facts(const char * name, const char * format, ...) {
+    if (!llama_instr_note) {
+        return;
+    }
+    char members[1000];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(members, sizeof(members), format, arguments);
+    va_end(arguments);
+    llama_instr_note(name, (std::string("{") + members + "}").c_str());
+}
+
+// the life of an object as a span
+class llama_instr_span {
+  public:
+    explicit llama_instr_span(const char * name_) : name(name_), id(llama_instr_mark ? llama_instr_mark(0, -1, name, -1) : -1) {}
+
+    llama_instr_span(const llama_instr_span &) = delete;
+    llama_instr_span & operator=(const llama_instr_span &) = delete;
+
+    ~llama_instr_span() {
+        if (id >= 0) {
+            llama_instr_mark(1, id, name, -1);
+        }
+    }
+
+  private:
+    const char * name;
+    int64_t      id;
+};
+
+// A request from its arrival to its end. It moves with the server's task. One that is dropped before a slot took it
+// ends without a sequence.
+class llama_instr_request {
+  public:
+    llama_instr_request() = default;
+
+    llama_instr_request(llama_instr_request && other) noexcept : id(std::exchange(other.id, -1)) {}
+
+    llama_instr_request & operator=(llama_instr_request && other) noexcept {
+        std::swap(id, other.id);
+        return *this;
+    }
+
+    ~llama_instr_request() { end(-1); }
+
+    void begin() {
+        if (llama_instr_mark && id < 0) {
+            id = llama_instr_mark(0, -1, "request", -1);
+        }
+    }
+
+    // the id of its mark, -1 if it is not recorded
+    int64_t mark() const { return id; }
+
+    // seq: the sequence that served it
+    void end(int32_t seq) const {
+        if (id >= 0) {
+            llama_instr_mark(1, id, "request", seq);
+            id = -1;
+        }
+    }
+
+  private:
+    mutable int64_t id = -1;  // a slot's task is constant
+};
+
+// common_sampler_sample: `token` and `candidates` are what it returns
+class llama_instr_sampling {
+  public:
+    llama_instr_sampling(llama_context * ctx_, int32_t output_, const llama_token & token_, const llama_token_data_array & candidates_) :
+        ctx(ctx_), output(output_), token(token_), candidates(candidates_), t_begin(llama_instr_sample_begin ? llama_instr_sample_begin() : 0) {}
+
+    llama_instr_sampling(const llama_instr_sampling &) = delete;
+    llama_instr_sampling & operator=(const llama_instr_sampling &) = delete;
+
+    ~llama_instr_sampling() {
+        if (t_begin != 0) {
+            llama_instr_sample_end(ctx, output, token, candidates.selected >= 0 ? candidates.data[candidates.selected].p : 0.0f, t_begin);
+        }
+    }
+
+  private:
+    llama_context *                ctx;
+    int32_t                        output;
+    const llama_token &            token;
+    const llama_token_data_array & candidates;
+    uint64_t                       t_begin;
+};
+
+#endif  // LLAMA_BUILD
