@@ -16,6 +16,7 @@ from llamacpp_instr.cli import options as cli
 @cli.command(
     "instr build                                  # install into this environment",
     'instr build --cmake-args "-DGGML_CUDA=ON"    # with a device backend',
+    "instr build --programs                       # with llama-server, llama-bench and others",
     "instr build --portable --wheel-dir dist      # a wheel for other machines",
 )
 def build(
@@ -30,6 +31,7 @@ def build(
     portable: bool = cli.flag(
         "Build for any CPU of this architecture; kernels are chosen at run time."
     ),
+    programs: bool = cli.flag("Also build llama.cpp's programs, which `instr exec` finds."),
     check: bool = cli.flag("Only check that the patches apply; build nothing."),
 ) -> None:
     """
@@ -52,6 +54,12 @@ def build(
         return
     new = wheels.install_wheel(wheel)
     print_line(f"{wheel.name} {'is now' if new else 'was already'} installed in {sys.prefix}")
+    if programs:
+        from llamacpp_instr.llama.build import programs as built
+
+        place = built.build_programs(portable=portable, cmake_args=arguments, jobs=jobs)
+        state = "are now" if built.install_programs(place) else "were already"
+        print_line(f"{', '.join(built.PROGRAMS)} {state} in {built.programs_dir()}")
 
 
 @cli.command("instr doctor", "instr doctor --json | jq .library.version")
@@ -76,6 +84,7 @@ def doctor(as_json: bool = cli.flag("Print one JSON object.", "--json")) -> None
         ("  recorder", recorder),
         ("  llama.cpp", library.commit),
         ("  features", " | ".join(library.features)),
+        ("programs", ", ".join(found.programs) or "none (instr build --programs builds them)"),
         ("cpu", f"{found.cpu}, {found.cpus} usable"),
         ("compiler", found.compiler or "none (instr build needs one: apt install g++)"),
         *((f"no {name}", f"needed for {', '.join(uses)}") for name, uses in found.missing.items()),

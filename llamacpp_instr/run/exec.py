@@ -2,7 +2,8 @@
 
 The command gets the standard streams, signals and environment of this process, with the recorder's
 variables added. Its exit status is passed on. A command whose own Python would load another
-llama_cpp is refused before any of its code runs.
+llama_cpp is refused before any of its code runs. A program of llama.cpp's that was built elsewhere
+runs with the recorder's libraries if it is of the same commit, and is refused otherwise.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.base.patterns import regular_expression
 from llamacpp_instr.base.terminal import notice
+from llamacpp_instr.llama import native
+from llamacpp_instr.llama.build.programs import PROGRAMS, find_program
 from llamacpp_instr.recording.session import (
     OnLogError,
     check_log_path,
@@ -60,6 +63,7 @@ def execute(
     program = _find(command)
     expression = _expression(stats)
     check_library(program, command[1:])
+    libraries = patched_libraries(program)
     target = log_target(command, log)
     if "%p" in str(target.parent):
         raise UsageError(f"{target.parent}: the log's directory cannot hold %p, only its name can")
@@ -71,6 +75,7 @@ def execute(
         check_replaceable(part)
     environment = {
         **os.environ,
+        **libraries,
         "LLAMA_INSTR_LOG": str(target),
         "LLAMA_INSTR_LEVEL": level,
         "LLAMA_INSTR_STATS": expression,
@@ -123,10 +128,12 @@ def _order(path: Path) -> list[str | int]:
 def _find(command: Sequence[str]) -> str:
     if not command:
         raise UsageError("no command is given; write it after --")
-    program = shutil.which(command[0])
+    ours = find_program(command[0])
+    program = str(ours) if ours else shutil.which(command[0])
     if program is None:
         reason = "is not executable" if Path(command[0]).exists() else "was not found"
-        raise UsageError(f"the command {command[0]!r} {reason}")
+        cure = "; `instr build --programs` builds it" if command[0] in PROGRAMS else ""
+        raise UsageError(f"the command {command[0]!r} {reason}{cure}")
     return program
 
 
@@ -230,6 +237,46 @@ def check_library(program: str, arguments: Sequence[str]) -> None:
             f"the llama-cpp-python that {interpreter} loads is not the patched one "
             f"({library}); run `instr build` in its environment"
         )
+
+
+def patched_libraries(program: str) -> dict[str, str]:
+    """The variable with which a program of llama.cpp's that was built elsewhere loads the patched
+    libraries, which have the same sonames; empty for any other program. Raises `NativeError` if the
+    program is of another commit."""
+    linked = _linked_library(program)
+    if linked is None or is_instrumented(linked):
+        return {}
+    ours = native.load()
+    folder, pinned = str(ours.path.parent), str(ours.info()["commit"])
+    try:
+        asked = subprocess.run(
+            [program, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=30, check=False,
+        ).stdout  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        asked = ""
+    found = re.search(r"^version: .*\b(?:commit |\()([0-9a-f]{7,40})\)", asked, re.MULTILINE)
+    commit = found[1] if found else "unknown"
+    if not pinned.startswith(commit):
+        raise NativeError(
+            f"{program} is of another llama.cpp (commit {commit}) than the recorder "
+            f"({pinned[:12]}); `instr build --programs` builds llama.cpp's programs with it"
+        )
+    notice(f"{program} runs with the libraries in {folder}")
+    paths = filter(None, [folder, os.environ.get("LD_LIBRARY_PATH")])
+    return {"LD_LIBRARY_PATH": os.pathsep.join(paths)}
+
+
+def _linked_library(program: str) -> Path | None:
+    """The libllama that a program is linked with, None if it is not."""
+    try:
+        listed = subprocess.run(
+            ["ldd", program], capture_output=True, text=True, errors="replace", check=False
+        ).stdout
+    except OSError:  # not Linux
+        return None
+    found = re.search(r"^\s*libllama\.so[\w.]* => (/.*) \(", listed, re.MULTILINE)
+    return Path(found[1]) if found else None
 
 
 def is_instrumented(library: Path) -> bool:

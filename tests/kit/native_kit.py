@@ -21,7 +21,13 @@ from typing import Any
 
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.log import BuildLog
-from llamacpp_instr.llama.build.source_tree import VENDORED, fetch_sdist, make_tree, patches_dir
+from llamacpp_instr.llama.build.source_tree import (
+    VENDORED,
+    fetch_sdist,
+    make_tree,
+    patches_dir,
+    read_upstream,
+)
 from llamacpp_instr.llama.build.wheel import (
     ccache_environment,
     cpu_identity,
@@ -54,7 +60,11 @@ def unpatched_library() -> Path:
     """Directory of the libraries of the unpatched sdist, and of upstream's programs that the tests
     compare with."""
     kinds = ("TESTS", "TOOLS", "EXAMPLES")
-    flags = (*(f"-DLLAMA_BUILD_{kind}=ON" for kind in kinds), "-DLLAMA_BUILD_UI=OFF")
+    commit = read_upstream(patches_dir()).commit[:12]
+    flags = (
+        *(f"-DLLAMA_BUILD_{kind}=ON" for kind in kinds), "-DLLAMA_BUILD_UI=OFF",
+        f"-DLLAMA_BUILD_COMMIT={commit}",
+    )  # fmt: skip
     programs = (
         "test-llama-archs", "llama-perplexity", "llama-quantize", "llama-gguf-split",
         "llama-eval-callback",
@@ -260,4 +270,7 @@ def _root(place: Path) -> Path:
 
 
 if __name__ == "__main__":
+    from tests.kit.llama_programs import programs
+
     random_models()
+    programs()

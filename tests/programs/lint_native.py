@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamacpp_instr.llama.build.programs import CMAKE_ARGS
 from llamacpp_instr.llama.build.source_tree import (
     concerns_wheel,
     overlay_files,
@@ -28,7 +29,7 @@ from llamacpp_instr.llama.build.source_tree import (
 )
 from llamacpp_instr.llama.build.wheel import ccache_environment
 from llamacpp_instr.llama.threads import usable_cpus
-from tests.kit.native_kit import CMAKE, WITHOUT_PROGRAMS, patched_tree
+from tests.kit.native_kit import patched_tree
 
 SOURCES = (".c", ".cpp")
 
@@ -90,7 +91,7 @@ def configured(build: Path) -> Tree:
     """The patched tree, configured in the empty directory `build`."""
     root = patched_tree()
     configure = [
-        "cmake", "-G", "Ninja", "-S", str(root), "-B", str(build), *CMAKE, *WITHOUT_PROGRAMS,
+        "cmake", "-G", "Ninja", "-S", str(root), "-B", str(build), *CMAKE_ARGS,
         "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DLLAMA_FATAL_WARNINGS=ON", "-DGGML_CCACHE=OFF",
     ]  # fmt: skip
     configure[0] = shutil.which("cmake", path=_search_path()) or "cmake"

@@ -212,6 +212,38 @@ def test_without_a_log_the_library_that_was_loaded_is_named(
         assert errors.startswith("no log was written: no process of the command loaded a model ")
 
 
+def test_a_program_that_was_built_elsewhere_is_recorded(
+    instr: Instr, demo_model: Path, tmp_path: Path
+) -> None:
+    """llama-perplexity of the same commit, without our patches, loads the patched libraries."""
+    (tmp_path / "text.txt").write_text("Once upon a time there was a cat. " * 100)
+    program = unpatched_library() / "llama-perplexity"
+    options = ("-m", demo_model, "-f", "text.txt", "-c", "64", "-b", "64", "--chunks", "2")
+    done = instr("exec", "--log", "its.log", "--", program, *options)
+    assert done.returncode == 0, done.stderr
+    assert f"runs with the libraries in {installed_library()}" in done.stderr
+    assert list(check_log(tmp_path / "its.log")) == []
+    tokens = [step["n_tokens"] for step in read_events(tmp_path / "its.log", "step_begin")]
+    assert tokens.count(64) == 2, "of each chunk"
+
+
+OTHER = """
+#include <stdio.h>
+int main(void) { return puts("version: 0.4.0 (build 7, commit 1234567)") < 0; }
+"""
+
+
+def test_a_program_of_another_commit_is_refused(instr: Instr, tmp_path: Path) -> None:
+    (tmp_path / "other.c").write_text(OTHER)
+    folder = unpatched_library()
+    linked = ("-Wl,--no-as-needed", f"-L{folder}", f"-Wl,-rpath,{folder}", "-lllama")
+    command = ["cc", "-o", "llama-other", "other.c", *linked]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = instr("exec", "--", "./llama-other")
+    assert_refused(done, "./llama-other", "commit 1234567", "instr build --programs")
+    assert not list(tmp_path.glob("*.log"))
+
+
 SHORT = """
 #include <dlfcn.h>
 #include <unistd.h>

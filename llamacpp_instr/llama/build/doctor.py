@@ -18,6 +18,7 @@ from typing import Any
 from llamacpp_instr import __version__
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.base.system import EXTRAS, is_installed, missing_modules, python
+from llamacpp_instr.llama.build.programs import installed_programs
 from llamacpp_instr.llama.build.source_tree import patch_digest, patches_dir, read_upstream
 from llamacpp_instr.llama.build.wheel import compilers, cpu_identity
 from llamacpp_instr.llama.native import ABI
@@ -84,6 +85,8 @@ class Diagnosis:
     patches: str
     """digest of this package's patch set"""
     library: Library
+    programs: list[str]
+    """llama.cpp's programs of this environment that have this package's recorder"""
     cpu: str
     cpus: int
     """logical processors that this process may use"""
@@ -127,6 +130,7 @@ def diagnose() -> Diagnosis:
         upstream=version,
         patches=digest,
         library=library,
+        programs=installed_programs(digest),
         cpu=" ".join(cpu_identity()[1:2]) or platform.machine(),
         cpus=usable_cpus(),
         compiler=compilers()[1] or "",

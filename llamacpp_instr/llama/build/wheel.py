@@ -59,7 +59,7 @@ def own_cache() -> Path:
     cache = cache_dir()
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        for name in ("", "converters", "imports", "logs", "sdist", "wheels", "work"):
+        for name in ("", "converters", "imports", "logs", "programs", "sdist", "wheels", "work"):
             _own_directory(cache / name)
     except OSError as error:
         raise _unusable(error, cache) from None
