@@ -10,6 +10,7 @@ rest) add up to its total. All times are in ns.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.converters.analyses.tables import header
+from llamacpp_instr.converters.analyses.tables import header, without
 from llamacpp_instr.log.graph.kernels import untimed_backends
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table
@@ -255,7 +256,7 @@ def compute_requests(session: Session, top: int = TOP) -> list[Report]:
     if not requests:
         return [Report("Requests", [], [], ["The log has no requests.", *ended])]
     latencies = _latencies(requests)
-    latencies.notes.extend(ended)
+    latencies.notes.extend([*_ends(requests), *ended])
     return [latencies, *_over_time(requests), _slowest(requests, steps, top)]
 
 
@@ -301,6 +302,13 @@ def _latencies(requests: Sequence[Request]) -> Report:
     points_ns = (f"p{100 * point:.0f}" for point in POINTS)
     columns = header("Time", ("count", "count"), ("ns", *points_ns), ("ns", "longest"))
     return Report("Latency of requests", columns, rows, notes, figures=figures)
+
+
+def _ends(requests: Sequence[Request]) -> list[str]:
+    """How the requests of a llama-server ended, as far as it noted that."""
+    ends = Counter(of.served.end for of in requests if of.served)
+    named = ", ".join(f"{n:,} {end}" for end, n in ends.most_common())
+    return [f"Ends: {named}."] if ends else []
 
 
 def concurrency(requests: Sequence[Request]) -> tuple[float, int]:
@@ -366,6 +374,15 @@ def waits_of(requests: Sequence[Request], steps: Table) -> list[Waits]:
     return found
 
 
+def _served_cells(request: Request) -> list[Cell]:
+    """Drafted and accepted tokens, the server's task and the reason of the end, if known."""
+    of = request.served
+    if of is None:
+        return [None] * 4
+    drafts: list[Cell] = [of.drafted, of.accepted] if of.drafted else [None, None]
+    return [*drafts, of.task, of.end]
+
+
 def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
     waits = waits_of(requests, steps)
     order = sorted(range(len(requests)), key=lambda i: -requests[i].total)[:top]
@@ -378,13 +395,14 @@ def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
         rows.append([
             i + 1, request.name if named else None, request.ctx, request.seq,
             request.first - began, request.queued, request.prompt, request.reused,
-            len(request.token_times), request.to_first_token,
+            len(request.token_times), *_served_cells(request), request.to_first_token,
             float(np.median(between)) if len(between) else None, request.total,
             wait.longest, *wait,
         ])  # fmt: skip
     columns = header(
         ("id", "Request"), "name", ("id", "context", "sequence"), ("ns", "from", "queued"),
-        ("count", "prompt", "reused", "output"), ("ns", "first token", "between", "total"),
+        ("count", "prompt", "reused", "output", "drafted", "accepted"), ("id", "task"), "end",
+        ("ns", "first token", "between", "total"),
         "waited for", ("ns", "queue", "its prompt", "its tokens", "other requests", "the rest"),
     )  # fmt: skip
     title = "Requests, the slowest first"
@@ -397,4 +415,6 @@ def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
         notes.append(
             f"{len(order)} of {len(requests):,}; `instr requests --top {len(requests)}` shows all."
         )
-    return Report(title, columns, rows, notes, key="requests")
+    report = Report(title, columns, rows, notes, key="requests")
+    unknown = [] if any(of.served for of in requests) else ["drafted", "accepted", "task", "end"]
+    return without(report, *unknown)

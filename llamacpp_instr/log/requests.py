@@ -24,11 +24,13 @@ import heapq
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,6 +45,33 @@ KEPT = 64
 """ended requests of a sequence that wait for the end of their mark"""
 SPANS = 1024
 """ended marks that wait for the end of the step in which their request begins"""
+
+
+class Served(msgspec.Struct, frozen=True):
+    """What llama-server notes when a request ends."""
+
+    mark: int
+    """the span from its arrival in the server's queue"""
+    task: int
+    slot: int
+    cached: int
+    """prompt tokens that it found in the cache"""
+    computed: int
+    """prompt tokens that it computed"""
+    generated: int
+    drafted: int
+    accepted: int
+    verified: int
+    """steps that verified drafted tokens"""
+    stream: bool
+    truncated: bool
+    stop: Literal["none", "eos", "word", "limit", "done"]
+
+    @property
+    def end(self) -> str:
+        """Why it ended."""
+        names = {"none": "cancelled", "eos": "end token", "word": "stop word"}
+        return names.get(self.stop, self.stop)
 
 
 @dataclass
@@ -77,6 +106,8 @@ class Request:
     """outputs of its last step that a token may be sampled from"""
     marked_end: int = -1
     """when the mark ended, -1 without one"""
+    served: Served | None = None
+    """what llama-server noted; only `find_requests` fills it"""
 
     @property
     def first(self) -> int:
@@ -283,7 +314,21 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
         call(*arguments)
     finder.finish()
     found.sort(key=lambda request: (request.begin, request.ctx, request.seq))
+    served = {of.mark: of for of in served_requests(session)}
+    arrived = {(begin, seq): mark for mark, begin, seq in marks.tuples("mark", "begin", "seq")}
+    for request in found:
+        request.served = served.get(arrived.get((request.arrival, request.seq), -1))
     return steps, found
+
+
+def served_requests(session: Session) -> list[Served]:
+    """What llama-server noted, in the order in which its requests ended."""
+    found = []
+    for note in session.notes:
+        if note.name == "request":
+            with suppress(msgspec.ValidationError):  # another application's
+                found.append(msgspec.convert(note.data, Served))
+    return found
 
 
 def parts_of_steps(session: Session, steps: Table) -> dict[int, list[Part]]:
