@@ -17,6 +17,7 @@ import queue
 import re
 import shlex
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -234,15 +235,16 @@ class Follower(Protocol):
         """One of them was computed."""
 
 
-class OfGraph:
-    """A follower of nodes that depend on the graph alone: `choose` finds them."""
+class OfGraph(ABC):
+    """A follower of nodes that depend on the graph alone."""
 
     graph: LiveGraph | None = None
     """the latest"""
     nodes: Collection[int] = ()
 
+    @abstractmethod
     def choose(self, graph: LiveGraph) -> Collection[int]:
-        raise NotImplementedError
+        """The nodes that it sees of a graph."""
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """Raises what `choose` raises."""
