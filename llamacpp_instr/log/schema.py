@@ -270,6 +270,8 @@ class Context(Event, kw_only=True):
 
     ctx: Ref
     model: Ref
+    target: OptionalRef = -1
+    """the context that verifies the tokens that this one drafts, -1 if it drafts none"""
     n_ctx: Count
     n_ctx_seq: Count
     n_batch: Count

@@ -7,6 +7,8 @@
 
 #include "llama.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -32,6 +34,8 @@ LLAMA_API LLAMA_INSTR_WEAK int32_t llama_instr_note(const char * name, const cha
 // output: as llama_get_logits_ith() takes it; p: the probability, 0 if the sampler computed none.
 LLAMA_API LLAMA_INSTR_WEAK uint64_t llama_instr_sample_begin(void);  // 0 without a session
 LLAMA_API LLAMA_INSTR_WEAK void     llama_instr_sample_end(struct llama_context * ctx, int32_t output, llama_token token, float p, uint64_t begin);
+// the next token of this thread is of this sequence: a copy of a sequence takes its first token from the other's logits
+LLAMA_API LLAMA_INSTR_WEAK void llama_instr_sample_for(int32_t seq);
 
 }  // extern "C"
 
@@ -48,6 +52,12 @@ __attribute__((format(printf, 2, 3))) inline void llama_instr_facts(const char *
     vsnprintf(members, sizeof(members), format, arguments);
     va_end(arguments);
     llama_instr_note(name, (std::string("{") + members + "}").c_str());
+}
+
+inline void llama_instr_sampled_for(int32_t seq) {
+    if (llama_instr_sample_for) {
+        llama_instr_sample_for(seq);
+    }
 }
 
 // the life of an object as a span
@@ -75,10 +85,11 @@ class llama_instr_request {
   public:
     llama_instr_request() = default;
 
-    llama_instr_request(llama_instr_request && other) noexcept : id(std::exchange(other.id, -1)) {}
+    llama_instr_request(llama_instr_request && other) noexcept : id(std::exchange(other.id, -1)), trace(std::move(other.trace)) {}
 
     llama_instr_request & operator=(llama_instr_request && other) noexcept {
         std::swap(id, other.id);
+        std::swap(trace, other.trace);
         return *this;
     }
 
@@ -93,6 +104,21 @@ class llama_instr_request {
     // the id of its mark, -1 if it is not recorded
     int64_t mark() const { return id; }
 
+    // the client's trace, from the header of W3C Trace Context: https://www.w3.org/TR/trace-context/#traceparent-header
+    template <typename Headers> void follow(const Headers & headers) {
+        for (const auto & header : headers) {
+            std::string name = header.first;
+            std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+            const std::string & value = header.second;
+            if (name == "traceparent" && value.size() == 55 && value.find_first_not_of("0123456789abcdef-") == std::string::npos) {
+                trace = value;
+            }
+        }
+    }
+
+    // a member of a JSON object, empty without a client's trace
+    std::string parent() const { return trace.empty() ? "" : ",\"traceparent\":\"" + trace + "\""; }
+
     // seq: the sequence that served it
     void end(int32_t seq) const {
         if (id >= 0) {
@@ -103,6 +129,7 @@ class llama_instr_request {
 
   private:
     mutable int64_t id = -1;  // a slot's task is constant
+    std::string     trace;
 };
 
 // common_sampler_sample: `token` and `candidates` are what it returns

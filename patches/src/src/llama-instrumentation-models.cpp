@@ -20,7 +20,7 @@ namespace {
 struct fact_table {
     std::mutex mutex;
     std::unordered_map<const llama_model *, model_load>      loads;
-    std::unordered_map<const llama_context *, context_types> types;
+    std::unordered_map<const llama_context *, context_facts> contexts;
 };
 
 fact_table & facts() {
@@ -40,17 +40,22 @@ void keep_fact(const llama_model * model, const model_load & load) {
     f.loads[model] = load;
 }
 
-void keep_fact(const llama_context * ctx, const context_types & types) {
+void keep_fact(const llama_context * ctx, const context_facts & known) {
     auto & f = facts();
     std::lock_guard<std::mutex> lock(f.mutex);
-    f.types[ctx] = types;
+    f.contexts[ctx] = known;
 }
 
 void forget_facts(const void * what) {
     auto & f = facts();
     std::lock_guard<std::mutex> lock(f.mutex);
     f.loads.erase((const llama_model *) what);
-    f.types.erase((const llama_context *) what);
+    f.contexts.erase((const llama_context *) what);
+    for (auto & entry : f.contexts) {
+        if (entry.second.target == what) {
+            entry.second.target = nullptr;
+        }
+    }
 }
 
 model_load load_of(const llama_model * model) {
@@ -60,11 +65,11 @@ model_load load_of(const llama_model * model) {
     return it == f.loads.end() ? model_load() : it->second;
 }
 
-context_types types_of(const llama_context * ctx) {
+context_facts facts_of(const llama_context * ctx) {
     auto & f = facts();
     std::lock_guard<std::mutex> lock(f.mutex);
-    const auto it = f.types.find(ctx);
-    return it == f.types.end() ? context_types() : it->second;
+    const auto it = f.contexts.find(ctx);
+    return it == f.contexts.end() ? context_facts() : it->second;
 }
 
 context_state * model_table::find(const llama_context * ctx) {
@@ -242,14 +247,16 @@ model_state & model_table::model_locked(const llama_model * model) {
 void model_table::write_context(const context_state & state, int model_id) {
     const llama_context * ctx = state.ctx;
     const llama_cparams & cp  = ctx->get_cparams();
+    const context_facts known = facts_of(ctx);
+    const int target_id = known.target ? context_locked(known.target).id : -1;
     json_line & line = line_buffer().begin(LLAMA_INSTR_EV_CONTEXT, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_CTX, state.id).kv(LLAMA_INSTR_K_MODEL, model_id);
+    line.kv_if_known(LLAMA_INSTR_K_TARGET, target_id);
     line.kv(LLAMA_INSTR_K_N_CTX, cp.n_ctx).kv(LLAMA_INSTR_K_N_CTX_SEQ, cp.n_ctx_seq);
     line.kv(LLAMA_INSTR_K_N_BATCH, cp.n_batch).kv(LLAMA_INSTR_K_N_UBATCH, cp.n_ubatch);
     line.kv(LLAMA_INSTR_K_N_SEQ_MAX, cp.n_seq_max);
     line.kv(LLAMA_INSTR_K_N_THREADS, cp.n_threads).kv(LLAMA_INSTR_K_N_THREADS_BATCH, cp.n_threads_batch);
-    const context_types types = types_of(ctx);
-    line.kv(LLAMA_INSTR_K_TYPE_K, ggml_type_name(types.k)).kv(LLAMA_INSTR_K_TYPE_V, ggml_type_name(types.v));
+    line.kv(LLAMA_INSTR_K_TYPE_K, ggml_type_name(known.type_k)).kv(LLAMA_INSTR_K_TYPE_V, ggml_type_name(known.type_v));
     line.kv(LLAMA_INSTR_K_FLASH_ATTN, cp.flash_attn).kv(LLAMA_INSTR_K_CAUSAL, cp.causal_attn);
     line.kv(LLAMA_INSTR_K_EMBEDDINGS, cp.embeddings).kv(LLAMA_INSTR_K_KV_UNIFIED, cp.kv_unified);
     line.kv(LLAMA_INSTR_K_OFFLOAD_KQV, cp.offload_kqv);

@@ -97,14 +97,15 @@ struct model_load {
 };
 model_load load_of(const llama_model * model);
 
-struct context_types {
-    ggml_type k = GGML_TYPE_F16;
-    ggml_type v = GGML_TYPE_F16;
+struct context_facts {
+    ggml_type type_k = GGML_TYPE_F16;
+    ggml_type type_v = GGML_TYPE_F16;
+    const llama_context * target = nullptr;  // verifies what this one drafts
 };
-context_types types_of(const llama_context * ctx);
+context_facts facts_of(const llama_context * ctx);
 
 void keep_fact(const llama_model * model, const model_load & load);
-void keep_fact(const llama_context * ctx, const context_types & types);
+void keep_fact(const llama_context * ctx, const context_facts & facts);
 void forget_facts(const void * what);
 
 // guards these facts

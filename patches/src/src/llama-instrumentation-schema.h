@@ -168,6 +168,7 @@
 #define LLAMA_INSTR_K_STEP            "step"
 #define LLAMA_INSTR_K_T               "t"
 #define LLAMA_INSTR_K_TAIL            "tail"
+#define LLAMA_INSTR_K_TARGET          "target"
 #define LLAMA_INSTR_K_TENSOR          "tensor"
 #define LLAMA_INSTR_K_TEXT            "text"
 #define LLAMA_INSTR_K_THREAD          "thread"

@@ -93,6 +93,7 @@ struct thread_state {
     // the session and the step that a wait for a device and a sampler belong to
     std::shared_ptr<log_part> waiting;
     std::shared_ptr<log_part> sampling;
+    int32_t sampled_seq = -1;  // of the next token, -1: that of its logits
 };
 
 // call once per hook: the lookup of a thread-local is a call

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <sys/resource.h>
+#include <utility>
 
 using namespace llama_instr;
 
@@ -372,9 +373,14 @@ uint64_t llama_instr_sample_begin(void) {
     return ticks_now();
 }
 
+void llama_instr_sample_for(int32_t seq) {
+    tl().sampled_seq = seq;
+}
+
 void llama_instr_sample_end(llama_context * ctx, int32_t output, llama_token token, float p, uint64_t begin) {
     const uint64_t now = ticks_now();
     const auto s = std::move(tl().sampling);
+    const int32_t sampled_seq = std::exchange(tl().sampled_seq, -1);
     if (!s) {
         return;
     }
@@ -386,7 +392,7 @@ void llama_instr_sample_end(llama_context * ctx, int32_t output, llama_token tok
     record.end   = now;
     record.ctx   = state.id;
     record.step  = state.last_step;
-    record.seq   = state.sequence_of(output);
+    record.seq   = sampled_seq >= 0 ? sampled_seq : state.sequence_of(output);
     record.index = state.tokens++;
     record.id    = token;
     record.p     = p;
@@ -416,8 +422,8 @@ void llama_instr_model_free(const llama_model * model) {
     forget_everywhere(model);
 }
 
-void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v) {
-    keep_fact(ctx, context_types { type_k, type_v });
+void llama_instr_context_init(const llama_context * ctx, const llama_context_params & params) {
+    keep_fact(ctx, context_facts { params.type_k, params.type_v, params.ctx_other });
     meet(ctx);
 }
 

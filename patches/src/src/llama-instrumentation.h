@@ -314,7 +314,7 @@ class llama_instr_model_load {
 void llama_instr_model_free(const llama_model * model);
 
 // llama_init_from_model, llama_context::~llama_context
-void llama_instr_context_init(const llama_context * ctx, enum ggml_type type_k, enum ggml_type type_v);
+void llama_instr_context_init(const llama_context * ctx, const llama_context_params & params);
 void llama_instr_context_free(const llama_context * ctx);
 
 // llama_sampler_sample: around it
