@@ -19,9 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.serving import (
+    Missed,
+    cost_by_reason,
+    missed_prompts,
+    reuse_report,
+    speculation_reports,
+)
 from llamacpp_instr.converters.analyses.tables import header, without
 from llamacpp_instr.log.graph.kernels import untimed_backends
-from llamacpp_instr.log.requests import Request, find_requests
+from llamacpp_instr.log.requests import Request, find_requests, left_queue, step_tokens
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import DISTURBED, taken_in_all
 from llamacpp_instr.report.report import Cell, Figures, Report, shown
@@ -47,7 +54,7 @@ class Clock:
     outside: int
     """with neither: the application, and waiting for requests"""
     n_tokens: int
-    """sampled, or those of decodes if the application samples by itself"""
+    """output tokens (`step_tokens`)"""
     gaps: Int64
     """between the end of a step and the start of the next, where no other step runs"""
 
@@ -73,7 +80,7 @@ def compute_clock(session: Session, steps: Table) -> Clock:
         steps=in_steps,
         sampling=busy - in_steps,
         outside=total - busy,
-        n_tokens=len(tokens) or int(steps["n_tokens"][steps["phase"] == "decode"].sum()),
+        n_tokens=int(step_tokens(session, steps)[1].sum()),
         gaps=step_begin[1:] - step_end[:-1],
     )
 
@@ -256,8 +263,17 @@ def compute_requests(session: Session, top: int = TOP) -> list[Report]:
     if not requests:
         return [Report("Requests", [], [], ["The log has no requests.", *ended])]
     latencies = _latencies(requests)
-    latencies.notes.extend([*_ends(requests), *ended])
-    return [latencies, *_over_time(requests), _slowest(requests, steps, top)]
+    latencies.notes.extend([*_ends(requests, left_queue(session)), *ended])
+    waits, missed = waits_of(requests, steps), missed_prompts(requests)
+    prompt_ns = [wait.prompt for wait in waits]
+    reuse = reuse_report(cost_by_reason(requests, missed, prompt_ns), prompt_ns)
+    return [
+        latencies,
+        *_over_time(requests),
+        *reuse,
+        *speculation_reports(session, steps),
+        _slowest(requests, waits, missed, top),
+    ]
 
 
 def _latencies(requests: Sequence[Request]) -> Report:
@@ -304,11 +320,17 @@ def _latencies(requests: Sequence[Request]) -> Report:
     return Report("Latency of requests", columns, rows, notes, figures=figures)
 
 
-def _ends(requests: Sequence[Request]) -> list[str]:
-    """How the requests of a llama-server ended, as far as it noted that."""
+def _ends(requests: Sequence[Request], left: Int64) -> list[str]:
+    """How the requests of a llama-server ended, as far as it noted that; `left` are the times after
+    which some left before a slot took them."""
     ends = Counter(of.served.end for of in requests if of.served)
     named = ", ".join(f"{n:,} {end}" for end, n in ends.most_common())
-    return [f"Ends: {named}."] if ends else []
+    notes = [f"Ends: {named}."] if ends else []
+    if len(left):
+        median = shown(float(np.median(left)), "ns")
+        what = f"{counted(len(left), 'request')} more left the queue before a slot took"
+        notes.append(f"{what} {'it' if len(left) == 1 else 'them'}, after {median} (median).")
+    return notes
 
 
 def concurrency(requests: Sequence[Request]) -> tuple[float, int]:
@@ -355,8 +377,12 @@ def waits_of(requests: Sequence[Request], steps: Table) -> list[Waits]:
     rows."""
     dur = steps["end"] - steps["begin"]
     of_context: dict[int, tuple[Int64, Int64, Int64]] = {}
-    for ctx in {request.ctx for request in requests}:
-        mine = steps["ctx"] == ctx
+    serves = {request.ctx: {request.ctx} for request in requests}
+    """contexts whose steps are for the requests of another: those of draft models"""
+    for request in requests:
+        serves[request.ctx].update(np.unique(steps["ctx"][request.steps]).tolist())
+    for ctx, contexts in serves.items():
+        mine = np.isin(steps["ctx"], list(contexts))
         total = np.concatenate([[0], np.cumsum(dur[mine])])
         of_context[ctx] = steps["begin"][mine], steps["end"][mine], total
     found = []
@@ -374,17 +400,20 @@ def waits_of(requests: Sequence[Request], steps: Table) -> list[Waits]:
     return found
 
 
-def _served_cells(request: Request) -> list[Cell]:
-    """Drafted and accepted tokens, the server's task and the reason of the end, if known."""
+def _served_cells(request: Request, missed: Missed | None) -> list[Cell]:
+    """Drafted and accepted tokens, the server's task, why it computed its prompt, and the reason of
+    the end, if known."""
     of = request.served
+    why = None if missed is None else missed.reason
     if of is None:
-        return [None] * 4
+        return [None, None, None, why, None]
     drafts: list[Cell] = [of.drafted, of.accepted] if of.drafted else [None, None]
-    return [*drafts, of.task, of.end]
+    return [*drafts, of.task, why, of.end]
 
 
-def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
-    waits = waits_of(requests, steps)
+def _slowest(
+    requests: Sequence[Request], waits: Sequence[Waits], missed: Sequence[Missed | None], top: int
+) -> Report:
     order = sorted(range(len(requests)), key=lambda i: -requests[i].total)[:top]
     named = any(request.name for request in requests)
     began = min(request.first for request in requests)
@@ -395,13 +424,14 @@ def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
         rows.append([
             i + 1, request.name if named else None, request.ctx, request.seq,
             request.first - began, request.queued, request.prompt, request.reused,
-            len(request.token_times), *_served_cells(request), request.to_first_token,
+            len(request.token_times), *_served_cells(request, missed[i]), request.to_first_token,
             float(np.median(between)) if len(between) else None, request.total,
             wait.longest, *wait,
         ])  # fmt: skip
     columns = header(
         ("id", "Request"), "name", ("id", "context", "sequence"), ("ns", "from", "queued"),
-        ("count", "prompt", "reused", "output", "drafted", "accepted"), ("id", "task"), "end",
+        ("count", "prompt", "reused", "output", "drafted", "accepted"), ("id", "task"),
+        "not reused", "end",
         ("ns", "first token", "between", "total"),
         "waited for", ("ns", "queue", "its prompt", "its tokens", "other requests", "the rest"),
     )  # fmt: skip
@@ -417,4 +447,6 @@ def _slowest(requests: Sequence[Request], steps: Table, top: int) -> Report:
         )
     report = Report(title, columns, rows, notes, key="requests")
     unknown = [] if any(of.served for of in requests) else ["drafted", "accepted", "task", "end"]
+    if not any(missed):
+        unknown.append("not reused")
     return without(report, *unknown)

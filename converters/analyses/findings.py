@@ -12,7 +12,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from llamacpp_instr.converters.analyses.clock import compute_clock, compute_machine
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.clock import compute_clock, compute_machine, waits_of
+from llamacpp_instr.converters.analyses.serving import ADVICE, cost_by_reason, missed_prompts
 from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Table
@@ -106,6 +108,8 @@ COLD = 0.05
 """share of the time of the steps"""
 SAMPLING, INTERRUPTED = 0.1, 10
 """share of the time by the clock; so many times the median take tokens whose thread had no CPU"""
+MISSED = 0.05
+"""share of the time of the steps"""
 BANDWIDTH = 0.7
 """share of the measured bandwidth"""
 APPLICATION, APPLICATION_NS, APPLICATION_TOKENS = 0.3, 500_000, 10
@@ -378,6 +382,20 @@ def memory_bound(facts: Facts) -> Cause:
     return what, spent / facts.step_time, advice
 
 
+def missed_reuse(facts: Facts) -> Cause:
+    """A server computed prompts that a slot had held (MISSED)."""
+    waits = waits_of(facts.requests, facts.by_time)
+    missed = missed_prompts(facts.requests)
+    costs = cost_by_reason(facts.requests, missed, [wait.prompt for wait in waits])
+    share = sum(of.ns for of in costs.values()) / facts.step_time
+    if share < MISSED:
+        return None
+    reason, most = next(iter(costs.items()))
+    n = sum(of.missed for of in costs.values())
+    what = f"{counted(n, 'prompt token')} were computed that a slot held before; most: {reason}"
+    return f"{what} ({counted(most.requests, 'request')}).", share, ADVICE[reason]
+
+
 RULES: tuple[tuple[str, str, Callable[[Facts], Cause]], ...] = (
     ("disturbed-machine", "the process's CPU time", disturbed_machine),
     ("too-many-threads", "the process's CPU time", too_many_threads),
@@ -390,5 +408,6 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Cause]], ...] = (
     ("costly-sampling", "the time by the clock", costly_sampling),
     ("slow-application", "the time between tokens", slow_application),
     ("memory-bound", "the steps' time", memory_bound),
+    ("missed-reuse", "the steps' time", missed_reuse),
 )
 """Names, what their shares are of, and the rules. Names never change; add new ones at the end."""

@@ -25,6 +25,7 @@ from llamacpp_instr.converters.analyses.findings import Facts, compute_findings
 from llamacpp_instr.converters.analyses.stats import op_table, recording_notes
 from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.log.graph.ops import BLOCKS
+from llamacpp_instr.log.requests import step_tokens
 from llamacpp_instr.log.session import WARM_UP, Session, Table
 from llamacpp_instr.log.steps import (
     BESIDE,
@@ -101,15 +102,19 @@ def _overview(session: Session, speed: list[list[Cell]]) -> Report:
 def _speed(account: Account, notes: list[str]) -> Report:
     session, steps = account.session, account.steps
     rows: list[list[Cell]] = []
+    prompt, output = step_tokens(session, steps)
+    # a decode of several tokens of one sequence verifies drafted ones
+    verifies = (steps["phase"] == "decode") & (steps["n_tokens"] > steps["n_seqs"])
+    given = np.where(verifies, output, steps["n_tokens"])
     for phase in account.phases:
-        of_phase = steps.rows(steps["phase"] == phase)
-        dur = of_phase["end"] - of_phase["begin"]
-        tokens, total = int(of_phase["n_tokens"].sum()), int(dur.sum())
+        of_phase = steps["phase"] == phase
+        dur, tokens = account.total[of_phase], given[of_phase]
         speeds: list[float | None] = [None] * 3
-        if tokens and total:
-            rates = of_phase["n_tokens"] / np.maximum(dur, 1) * 1e9
+        if tokens.any() and dur.any():
+            rates = tokens / np.maximum(dur, 1) * 1e9
             speeds = np.quantile(rates, (0.5, 0.1, 0.9)).tolist()
-        rows.append([phase, len(of_phase), tokens, total, *speeds])
+        counts = (int(of[of_phase].sum()) for of in (of_phase, prompt, output, account.total))
+        rows.append([phase, *counts, *speeds])
     figures: Figures = {}
     if rows:
         notes = ["tokens/s are those of a step: time inside llama.cpp alone.", *notes]
@@ -129,7 +134,7 @@ def _speed(account: Account, notes: list[str]) -> Report:
             " of the steps."
         )
     columns = header(
-        "Phase", ("count", "steps", "tokens"), ("ns", "time"),
+        "Phase", ("count", "steps", "prompt tokens", "output tokens"), ("ns", "time"),
         ("per_second", "tokens/s median", "p10", "p90"),
     )  # fmt: skip
     return Report("Speed", columns, rows, notes, figures=figures)

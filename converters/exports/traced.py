@@ -371,7 +371,8 @@ class TracedLog:
         step, end = ended
         begin, parts = step.known.event, step.known.parts
         if self.whole and end.status == 0 and not step.warm_up:
-            step.served = self._requests.step(begin.step, begin.ctx, begin.t, t, parts)
+            target = step.known.target
+            step.served = self._requests.step(begin.step, begin.ctx, begin.t, t, parts, target)
         self._draw(step, end, t)
 
     def _draw(self, step: OpenStep, end: schema.StepEnd | None, t: int) -> None:

@@ -151,9 +151,11 @@ class LiveLanes:
         """In the order in which they began."""
         return iter(list(self._lanes.values()))
 
-    def step(self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part]) -> None:
+    def step(
+        self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part], target: int = -1
+    ) -> None:
         """A step that counts has ended."""
-        for request in self._finder.step(number, ctx, begin, end, parts):
+        for request in self._finder.step(number, ctx, begin, end, parts, target):
             self._count_gaps(self._lane_of(request))
 
     def token(self, token: Token) -> None:
@@ -504,7 +506,7 @@ class LiveState:
         second.busy += dur
         second.prompt += known.n_prompt
         self.n_prompt += known.n_prompt
-        self.lanes.step(begin.step, begin.ctx, begin.t, end.t, known.parts)
+        self.lanes.step(begin.step, begin.ctx, begin.t, end.t, known.parts, known.target)
 
     def _layers(self, layers: Layers) -> None:
         known = self.refs.open_steps.get(self.refs.step_of(layers))
@@ -538,6 +540,9 @@ class LiveState:
         cache.moves += kv.op in MOVES
 
     def _token(self, token: Token) -> None:
+        context = self.refs.contexts.get(token.ctx)
+        if context is not None and context.event.target >= 0:
+            return  # a draft, which the target may reject
         self.n_tokens += 1
         self._second(token.t + token.dur).tokens += 1
         self.lanes.token(token)

@@ -223,7 +223,7 @@ PAST = option(
 OPS = option(
     "Only kernels of these ops, such as MUL_MAT,ROPE.", "OP,…", shell_complete=complete_names
 )
-PHASE = option("Only steps of this phase.", type=Choice(["prefill", "decode", "encode"]))
+PHASE = option("Only steps of this phase.", type=Choice(["prefill", "decode", "draft", "encode"]))
 DATASET = option("Directory of the data set.", "-o --output DATASET", required=True)
 DIRECTORY = option("Directory for the files.", "-o --output DIR", required=True)
 REPLACE = flag("Replace the files of an earlier call in DIR.")

@@ -8,9 +8,9 @@ The log does not name prompts. So the tokens of a sequence in a batch are of a p
 - the mark of the sequence's request has ended,
 - they are several and not all have an output; several that all have one are the draft of
   speculative decoding,
-- or no token was sampled since the prompt before them began. Without tokens, which the application
-  then samples by itself: if they are several, or those before had no output, or filled a batch
-  and had not all an output.
+- or no token was sampled since the prompt before them began, and they are no draft of a draft
+  model. Without tokens, which the application then samples by itself: if they are several, or
+  those before had no output, or filled a batch and had not all an output.
 
 Without positions it is what the recorder made of the number of tokens.
 
@@ -58,6 +58,8 @@ class Batches:
         self._sequences: dict[int, _Sequence] = {}
         self._samples = False
         """whether the log has tokens of the context"""
+        self.verifies = False
+        """whether another context drafts for it"""
 
     def parts(self, step: StepBegin) -> list[Part]:
         """What a batch has of each sequence; in logs without sequences, if it has one."""
@@ -96,7 +98,8 @@ class Batches:
         elif pos < of.prompt_end or tokens > max(outputs, 1):
             prompt = True
         else:
-            prompt = of.waits or (tokens > 1 and not self._samples)
+            draft = self.verifies and tokens > 1  # the last token of a prompt may come with it
+            prompt = not draft and (of.waits or (tokens > 1 and not self._samples))
         end = pos + tokens * prompt if prompt or of is None else of.prompt_end
         part = not outputs or (outputs < tokens and step.n_tokens >= self._n_batch)
         waits = prompt and (self._samples or part)

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -66,12 +66,36 @@ class Served(msgspec.Struct, frozen=True):
     stream: bool
     truncated: bool
     stop: Literal["none", "eos", "word", "limit", "done"]
+    traceparent: str = ""
+    """of the client, as W3C Trace Context has it; empty without one"""
 
     @property
     def end(self) -> str:
         """Why it ended."""
         names = {"none": "cancelled", "eos": "end token", "word": "stop word"}
         return names.get(self.stop, self.stop)
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What llama-server notes when a slot takes a request: prompt tokens that were there."""
+
+    mark: int
+    """the span from its arrival in the server's queue"""
+    slot: int
+    prompt: int
+    """all its tokens"""
+    cached: int
+    """that the slot reuses"""
+    here: int
+    """at the beginning of what the slot held"""
+    elsewhere: int
+    """at the beginning of what another slot holds, the most"""
+    before: int
+    """at the beginning of what some slot held, the most; in whole blocks"""
+    moved: int
+    """behind the cached ones, that some slot held at any position; in whole blocks"""
+    reuse: bool
+    """whether the request allows it to reuse any"""
 
 
 @dataclass
@@ -107,7 +131,9 @@ class Request:
     marked_end: int = -1
     """when the mark ended, -1 without one"""
     served: Served | None = None
-    """what llama-server noted; only `find_requests` fills it"""
+    """what llama-server noted at its end; only `find_requests` fills both"""
+    taken: Taken | None = None
+    """when a slot took it"""
 
     @property
     def first(self) -> int:
@@ -188,9 +214,14 @@ class RequestFinder:
         self._spans: deque[_Span] = deque(maxlen=SPANS)
 
     def step(
-        self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part]
+        self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part], target: int = -1
     ) -> list[Request]:
-        """A step that counts has ended; returns the requests that it served."""
+        """A step that counts has ended; returns the requests that it served. One that drafts for
+        the context `target` serves the latest requests there."""
+        if target >= 0:
+            streams = self._context(target).streams
+            found = (streams[part.seq].current for part in parts if part.seq in streams)
+            return [request for request in found if request is not None]
         context = self._context(ctx)
         served: list[Request] = []
         for part in parts:
@@ -224,6 +255,8 @@ class RequestFinder:
                 for earlier in of.requests():
                     earlier.token_times = array("q")
         stream = context.streams.get(max(seq, 0))
+        if seq >= 0 and not (stream and stream.current and stream.current.last_step == step):
+            stream = self._copied(context, seq, step, t) or stream
         if stream and (request := stream.current) and request.last_step == step:
             if not request.left and seq >= 0:
                 again = Request(ctx, seq, reused=request.length, first_step=step, last_step=step)
@@ -233,6 +266,20 @@ class RequestFinder:
             request.token_times.append(t + dur)
             request.end = max(request.end, t + dur)
         return stream.current if stream else None
+
+    def _copied(self, context: _Context, seq: int, step: int, t: int) -> _Stream | None:
+        """A sequence without tokens in the step takes one: it is a copy of one that has some, such
+        as that of another answer to one prompt."""
+        of = (stream.current for stream in context.streams.values())
+        other = next((of for of in of if of and of.last_step == step), None)
+        if step < 0 or other is None:
+            return None
+        stream = context.streams.setdefault(seq, _Stream())
+        length = other.length
+        request = Request(other.ctx, seq, reused=length, begin=t, length=length, left=1)
+        request.first_step = request.last_step = step
+        self._begin(stream, request)
+        return stream
 
     def span(self, seq: int, begin: int, end: int, name: str) -> None:
         """A mark of a sequence has ended."""
@@ -291,8 +338,9 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     found: list[Request] = []
     finder = RequestFinder(found.append)
 
-    def step(row: int, *arguments: Any) -> None:
-        for request in finder.step(row, *arguments):
+    def step(row: int, ctx: int, begin: int, end: int, parts: list[Part]) -> None:
+        target = session.contexts[ctx].target
+        for request in finder.step(row, ctx, begin, end, parts, target):
             request.steps.append(row)
 
     parts = parts_of_steps(session, steps)
@@ -314,21 +362,57 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
         call(*arguments)
     finder.finish()
     found.sort(key=lambda request: (request.begin, request.ctx, request.seq))
-    served = {of.mark: of for of in served_requests(session)}
+    served, taken = _noted(session, "request", Served), _noted(session, "slot", Taken)
     arrived = {(begin, seq): mark for mark, begin, seq in marks.tuples("mark", "begin", "seq")}
     for request in found:
-        request.served = served.get(arrived.get((request.arrival, request.seq), -1))
+        mark = arrived.get((request.arrival, request.seq), -1)
+        request.served, request.taken = served.get(mark), taken.get(mark)
     return steps, found
 
 
-def served_requests(session: Session) -> list[Served]:
-    """What llama-server noted, in the order in which its requests ended."""
-    found = []
+Noted = TypeVar("Noted", Served, Taken)
+
+
+def _noted(session: Session, name: str, kind: type[Noted]) -> dict[int, Noted]:
+    """What llama-server noted under this name, by the mark of the request."""
+    found = {}
     for note in session.notes:
-        if note.name == "request":
+        if note.name == name:
             with suppress(msgspec.ValidationError):  # another application's
-                found.append(msgspec.convert(note.data, Served))
+                of = msgspec.convert(note.data, kind)
+                found[of.mark] = of
     return found
+
+
+def left_queue(session: Session) -> Int64:
+    """How long each request of a llama-server waited that left before a slot took it, ns."""
+    if not _noted(session, "slot", Taken):
+        return np.zeros(0, np.int64)  # another application's marks need no sequence
+    marks = session.marks
+    left = (marks["name"] == "request") & (marks["seq"] < 0) & (marks["end"] >= 0)
+    waited: Int64 = (marks["end"] - marks["begin"])[left]
+    return waited
+
+
+def step_tokens(session: Session, steps: Table) -> tuple[Int64, Int64]:
+    """The prompt tokens and the output tokens of each of `steps`, both (steps,). An output token is
+    one that was sampled from the step's logits; if the application samples by itself, every output
+    counts, but one for a prompt. Tokens of a draft model are neither."""
+    row_of = {step: row for row, step in enumerate(steps["step"].tolist())}
+    draft = steps["phase"] == "draft"
+    prompt = np.where(steps["phase"] == "prefill", steps["n_tokens"], 0)
+    outputs = np.where(steps["phase"] == "decode", steps["n_outputs"], prompt > 0)
+    for step, parts in parts_of_steps(session, steps).items():
+        if parts:
+            prompt[row_of[step]] = sum(of.tokens for of in parts if of.prompt)
+            of_parts = (min(of.outputs, 1) if of.prompt else of.outputs for of in parts)
+            outputs[row_of[step]] = sum(of_parts)
+    samples = np.isin(steps["ctx"], session.tokens["ctx"])
+    sampled = np.zeros(len(steps), np.int64)
+    rows = [row_of[step] for step in session.tokens["step"].tolist() if step in row_of]
+    np.add.at(sampled, rows, 1)
+    prompt[draft] = 0
+    return prompt, np.where(draft, 0, np.where(samples, sampled, outputs))
 
 
 def parts_of_steps(session: Session, steps: Table) -> dict[int, list[Part]]:

@@ -106,11 +106,15 @@ class KnownStep:
     """where it began"""
     parts: list[Part]
     """what the batch has of each sequence, as far as that is known"""
+    target: int = -1
+    """the context that it drafts for, -1 for none"""
 
     @property
     def phase(self) -> str:
-        """What reports, tables and traces call the step: prefill, decode or encode. In logs that do
-        not have the sequences, what the recorder made of the number of tokens."""
+        """What reports, tables and traces call the step: prefill, decode, encode or draft. In logs
+        that do not have the sequences, what the recorder made of the number of tokens."""
+        if self.target >= 0:
+            return "draft"
         if self.event.kind == "encode":
             return "encode"
         if not self.parts:
@@ -119,7 +123,9 @@ class KnownStep:
 
     @property
     def n_prompt(self) -> int:
-        """The tokens of prompts in the batch."""
+        """The tokens of prompts in the batch; those of a draft model count for its target."""
+        if self.target >= 0:
+            return 0
         if not self.parts:
             return 0 if self.phase == "decode" else self.event.n_tokens
         return sum(part.tokens for part in self.parts if part.prompt)
@@ -311,6 +317,8 @@ class Resolver:
             return
         self.model = model
         self.context = self.contexts[event.ctx] = KnownContext(event, model)
+        if (target := self.contexts.get(event.target)) is not None:
+            target.batches.verifies = True
         if len(self.contexts) > schema.CONTEXTS_KEPT:
             forgotten = self.contexts.pop(next(iter(self.contexts)))
             for graph in forgotten.graphs.values():
@@ -394,7 +402,8 @@ class Resolver:
         if not self._given["step"].add(event.step):
             return
         parts = context.batches.parts(event) if context else []
-        self.step = self.open_steps[event.step] = KnownStep(event, line, parts)
+        target = context.event.target if context else -1
+        self.step = self.open_steps[event.step] = KnownStep(event, line, parts, target)
 
     def _check_step_end(self, event: schema.StepEnd) -> Iterator[str]:
         if event.step not in self.open_steps:

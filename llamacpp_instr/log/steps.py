@@ -38,7 +38,7 @@ from llamacpp_instr.log.session import (
 )
 from llamacpp_instr.model.file import role_of
 
-PHASES = ("prefill", "decode", "encode")
+PHASES = ("prefill", "decode", "draft", "encode")
 """of steps, in the order in which they are shown"""
 
 

@@ -74,8 +74,8 @@ def test_speed_is_tokens_by_the_steps_own_time(tmp_path):
     speed = sections(tmp_path, EVENTS)["Speed"]
     rates = 1e9 / np.array(durations(EVENTS, "decode"))
     (decode,) = [row for row in speed.rows if row[0] == "decode"]
-    assert decode[1:4] == [len(rates), len(rates), sum(durations(EVENTS, "decode"))]
-    assert decode[4:] == pytest.approx(np.quantile(rates, [0.5, 0.1, 0.9]))
+    assert decode[1:5] == [len(rates), 0, len(rates), sum(durations(EVENTS, "decode"))]
+    assert decode[5:] == pytest.approx(np.quantile(rates, [0.5, 0.1, 0.9]))
 
 
 def test_layers_and_ops_are_those_of_the_log(tmp_path):
@@ -128,8 +128,8 @@ def test_the_speed_of_prompts_and_of_sampling(tmp_path):
     speed = sections(tmp_path, EVENTS)["Speed"]
     (prefill,) = [row for row in speed.rows if row[0] == "prefill"]
     rates = [e.n_tokens / (ends[e.step] - e.t) * 1e9 for e in prompts]
-    assert prefill[1:3] == [len(prompts), sum(e.n_tokens for e in prompts)]
-    assert prefill[4:] == pytest.approx(np.quantile(rates, [0.5, 0.1, 0.9]))
+    assert prefill[1:4] == [len(prompts), sum(e.n_tokens for e in prompts), len(prompts)]
+    assert prefill[5:] == pytest.approx(np.quantile(rates, [0.5, 0.1, 0.9]))
     durs = [e.dur * (1 + e.index) for e in EVENTS if isinstance(e, s.Token)]
     slower = [msgspec.structs.replace(e, dur=e.dur * (1 + e.index)) if isinstance(e, s.Token) else e
               for e in EVENTS]  # fmt: skip

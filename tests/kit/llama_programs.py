@@ -50,15 +50,18 @@ class Server:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
             return str(answer.read().decode())
 
-    def complete(self, prompt: str, n: int, leave_after: float | None = None) -> Answer:
-        """Streams `n` tokens, greedily; the client leaves after so many seconds."""
+    def complete(
+        self, prompt: str, n: int, leave_after: float | None = None, trace: str = "", **options: Any
+    ) -> Answer:
+        """Streams `n` tokens, greedily; the client leaves after so many seconds. `trace` is its
+        `traceparent`, `options` are the server's."""
         body = {
             "prompt": prompt, "n_predict": n, "temperature": 0, "stream": True, "ignore_eos": True,
         }  # fmt: skip
         asked = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/completion",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
+            json.dumps(body | options).encode(),
+            {"Content-Type": "application/json", "Traceparent": trace},
         )
         begin, first, end, text, timings = time.monotonic_ns(), 0, 0, [], {}
         with urllib.request.urlopen(asked, timeout=120) as lines:

@@ -130,9 +130,18 @@ def test_a_token_of_another_step_or_sequence_is_not_its() -> None:
     finder = Finder()
     request = finder.serve(0, 5, prompt=True)
     assert finder.sample(step=7) is request
-    assert finder.sample(seq=3) is None
     assert finder.sample(ctx=9) is None
     assert not request.token_times
+
+
+def test_a_copy_of_a_sequence_takes_its_first_token_from_the_others_logits() -> None:
+    """As the answers of llama-server to one prompt do."""
+    finder = Finder()
+    finder.serve(0, 5, prompt=True)
+    copy = finder.sample(seq=3)
+    assert copy is not None
+    assert (copy.reused, copy.prompt, len(copy.token_times)) == (5, 0, 1)
+    assert len(finder.all()) == 2
 
 
 # --- marks ---

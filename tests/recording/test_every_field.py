@@ -53,6 +53,9 @@ CHECKS = {
     "llama_server": {
         "nothing_is_there_that_no_user_caused": "model: dry",
     },
+    "llama_server_reuse": {
+        "drafts_belong_to_requests_and_are_those_of_the_server": "context: target",
+    },
     "machine": {
         "the_machine_is_what_the_kernel_counts": "machine: t dur cpu delay nvcsw nivcsw",
         "load_and_times_are_those_of_the_kernels_files": "machine: load running busy steal",

@@ -1,0 +1,238 @@
+"""What only a server's requests have: prompts that were computed though they had been in a cache,
+and drafted tokens.
+
+Invariant: a request missed the tokens of one cause alone, the one with the most tokens; what a
+token costs is the mean of its own prompt. A draft is verified in a decode of the target that has
+an output for each drafted token and one more; the tokens that were sampled from it, but for the
+last, are the accepted ones. All times are in ns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.tables import header
+from llamacpp_instr.log.requests import Request
+from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.report.report import Cell, Figures, Report, shown
+
+Int64 = NDArray[np.int64]
+
+OFF, CHECKPOINT, ELSEWHERE = "reuse is off", "no checkpoint", "another slot"
+SHIFTED, EVICTED, CHANGED, SHORT = "shifted", "evicted", "another beginning", "new text"
+ADVICE = {
+    OFF: "Leave `cache_prompt` on.",
+    CHECKPOINT: "Set `--swa-full`, or more of `--ctx-checkpoints`.",
+    ELSEWHERE: "Send a conversation to its slot (`id_slot`), or give the server more slots.",
+    SHIFTED: "Give the server a larger context.",
+    EVICTED: "Give the server more slots, or more memory for prompts (`--cache-ram`).",
+    CHANGED: "Put what changes, such as the date, at the end of the prompt.",
+    SHORT: "",
+}
+"""for each reason why a prompt was not reused, what to try"""
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Why a prompt was computed."""
+
+    reason: str
+    tokens: int
+    """that the slot could have reused, and computed"""
+
+
+def missed_of(request: Request, shifted: bool = False) -> Missed | None:
+    """Why the slot did not reuse more of the prompt; None if it reused all, or if that is unknown.
+    `shifted`: the request before it in the slot was longer than its context."""
+    of = request.taken
+    if of is None or of.cached >= of.prompt - 1:
+        return None
+    held = {
+        CHECKPOINT: of.here - of.cached,
+        ELSEWHERE: of.elsewhere - of.cached,
+        SHIFTED if shifted else EVICTED: of.before - of.cached,
+        CHANGED: of.moved,
+    }
+    reason, tokens = max(held.items(), key=lambda item: item[1])  # the first of equal ones
+    if tokens < 2:  # at least one token of a prompt is computed
+        return Missed(SHORT, 0)
+    return Missed(reason if of.reuse else OFF, tokens)
+
+
+def missed_prompts(requests: Sequence[Request]) -> list[Missed | None]:
+    """`missed_of` each request."""
+    latest: dict[tuple[int, int], Request] = {}
+    found = []
+    for request in requests:
+        before = latest.get((request.ctx, request.seq))
+        shifted = before is not None and before.served is not None and before.served.truncated
+        found.append(missed_of(request, shifted))
+        latest[request.ctx, request.seq] = request
+    return found
+
+
+@dataclass
+class Cost:
+    """Of all prompts that were not reused for one reason."""
+
+    requests: int = 0
+    computed: int = 0
+    """prompt tokens"""
+    missed: int = 0
+    """tokens of them"""
+    ns: int = 0
+    """that the missed tokens took"""
+
+
+def cost_by_reason(
+    requests: Sequence[Request], missed: Sequence[Missed | None], prompt_ns: Sequence[int]
+) -> dict[str, Cost]:
+    """The largest first; `prompt_ns` is the time of the steps of each request's prompt."""
+    costs: defaultdict[str, Cost] = defaultdict(Cost)
+    for request, of, ns in zip(requests, missed, prompt_ns, strict=True):
+        if of is not None:
+            cost = costs[of.reason]
+            cost.requests += 1
+            cost.computed += request.prompt
+            cost.missed += of.tokens
+            cost.ns += round(ns * min(of.tokens / max(request.prompt, 1), 1.0))
+    return dict(sorted(costs.items(), key=lambda item: -item[1].ns))
+
+
+def reuse_report(costs: Mapping[str, Cost], prompt_ns: Sequence[int]) -> Iterator[Report]:
+    """A row for each reason why prompts were not reused; none if slots had held none of them."""
+    whole = max(sum(prompt_ns), 1)
+    rows: list[list[Cell]] = [
+        [reason, of.requests, of.computed, of.missed, of.ns, of.ns / whole, ADVICE[reason]]
+        for reason, of in costs.items()
+    ]
+    columns = header(
+        "Not reused: why", ("count", "requests", "computed", "had been there"), ("ns", "cost"),
+        ("share", "of prompts' time"), "what to try",
+    )  # fmt: skip
+    if any(of.missed for of in costs.values()):
+        yield Report("Prompts that were not reused", columns, rows)
+
+
+# --- speculative decoding ---
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What drafts of a session did."""
+
+    drafted: Int64
+    """how many drafts had a token at each position, (positions,)"""
+    accepted: Int64
+    """how many of these tokens were accepted, (positions,)"""
+    draft_ns: int
+    """in steps of draft models"""
+    verify_ns: int
+    """the part of drafts in the steps that verify them, by tokens in their batches"""
+    rejected_ns: int
+    """the part of rejected tokens"""
+    tokens: int
+    """that these steps gave"""
+    n_seqs: float
+    """sequences in a verifying step, in mean"""
+    plain_ns: float | None
+    """of a step without drafts, None if the steps are too much alike"""
+
+
+def compute_speculation(session: Session, steps: Table) -> Speculation | None:
+    """What the drafts in `steps` did, which are those that count; None without drafts."""
+    sequences = session.sequences
+    row_of = {step: row for row, step in enumerate(steps["step"].tolist())}
+    sampled: dict[tuple[int, int], int] = {}
+    for of in session.tokens.tuples("step", "seq"):
+        sampled[of] = sampled.get(of, 0) + 1
+    drafts: list[tuple[int, int, int]] = []
+    for step, seq, tokens, outputs, prompt in sequences.tuples(
+        "step", "seq", "tokens", "outputs", "prompt"
+    ):
+        row = row_of.get(step, -1)
+        if row >= 0 and not prompt and 1 < tokens == outputs and steps["phase"][row] != "draft":
+            drafts.append((row, tokens - 1, max(sampled.get((step, seq), 1) - 1, 0)))
+    if not drafts:
+        return None
+    rows, drafted, accepted = (np.array(of, np.int64) for of in zip(*drafts, strict=True))
+    at = np.arange(drafted.max())
+    dur = steps["end"] - steps["begin"]
+    verifies = np.unique(rows)
+    ns_per_token = dur[rows] / np.maximum(steps["n_tokens"][rows], 1)
+    decodes = steps.rows(steps["phase"] == "decode")
+    return Speculation(
+        drafted=(drafted[:, None] > at).sum(axis=0),
+        accepted=(accepted[:, None] > at).sum(axis=0),
+        draft_ns=int(dur[steps["phase"] == "draft"].sum()),
+        verify_ns=round(float(((drafted + 1) * ns_per_token).sum())),
+        rejected_ns=round(float(((drafted - accepted) * ns_per_token).sum())),
+        tokens=int((accepted + 1).sum()),
+        n_seqs=float(steps["n_seqs"][verifies].mean()),
+        plain_ns=_plain_step(decodes),
+    )
+
+
+def _plain_step(decodes: Table) -> float | None:
+    """The time of a decode with one token for each sequence: the median of those that were, else
+    where the line through times and numbers of tokens has it; None if that is not known."""
+    dur = decodes["end"] - decodes["begin"]
+    n, one = decodes["n_tokens"].astype(np.float64), decodes["n_seqs"]
+    plain = dur[n == one]
+    if len(plain) >= PLAIN:
+        return float(np.median(plain))
+    if len(np.unique(n)) < 3:
+        return None
+    slope, start = np.polyfit(n, dur, 1)
+    ns = float(start + slope * np.median(one))
+    return ns if slope > 0 and ns > 0 else None
+
+
+PLAIN = 8
+"""decodes without drafts that are enough for a median"""
+
+
+def speculation_reports(session: Session, steps: Table) -> Iterator[Report]:
+    """Drafted and accepted tokens by position; the notes have their time, and what the tokens would
+    have taken without drafts. Nothing without drafts."""
+    of = compute_speculation(session, steps)
+    if of is None:
+        return
+    rows: list[list[Cell]] = [
+        [i + 1, drafted, accepted, accepted / drafted]
+        for i, (drafted, accepted) in enumerate(
+            zip(of.drafted.tolist(), of.accepted.tolist(), strict=True)
+        )
+    ]
+    drafted, accepted = int(of.drafted.sum()), int(of.accepted.sum())
+    took = of.draft_ns + of.verify_ns
+    rate = of.tokens / max(took, 1) * 1e9
+    notes = [
+        f"{counted(accepted, 'token')} of {drafted:,} drafted ones accepted"
+        f" ({100 * accepted / drafted:.1f} %). Drafting took {shown(of.draft_ns, 'ns')}, verifying"
+        f" {shown(of.verify_ns, 'ns')}, {shown(of.rejected_ns, 'ns')} of it for rejected tokens."
+    ]
+    figures: Figures = {
+        "drafted": (drafted, "count"),
+        "accepted": (accepted, "count"),
+        "rejected": (drafted - accepted, "count"),
+        "drafting": (of.draft_ns, "ns"),
+        "verifying": (of.verify_ns, "ns"),
+        "verifying rejected tokens": (of.rejected_ns, "ns"),
+        "tokens/s": (rate, "per_second"),
+    }
+    if of.plain_ns is not None:
+        without = of.n_seqs / of.plain_ns * 1e9
+        figures["tokens/s without drafts"] = (without, "per_second")
+        notes.append(
+            f"{shown(rate, 'per_second')} tokens/s in these steps; without drafts it would be"
+            f" about {shown(without, 'per_second')}, by the time of decodes of fewer tokens."
+        )
+    columns = header(("id", "Position"), ("count", "drafted", "accepted"), ("share", "accepted %"))
+    yield Report("Speculative decoding", columns, rows, notes, figures=figures)
