@@ -165,8 +165,8 @@ instr compare --types Q8_0,Q4_K_M model-F16.gguf -o comparison.html
 instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf --text your-text.txt
 ```
 
-Logs of your own program compare, too: `instr compare a.gguf b.gguf --log a-*.log --log b-*.log`. Each `--log`
-takes all logs of one model: several runs of it, or the parts of a rotated log.
+Logs of your own program compare, too: `instr compare a.gguf b.gguf --log a-*.log --log b-*.log`.
+Each `--log` takes all logs of one model: several runs of it, or the parts of a rotated log.
 """
 
 

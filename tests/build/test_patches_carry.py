@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from llamacpp_instr.llama.build import source_tree
 from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.source_tree import Upstream
 from tests.kit import sdist_kit
-from tests.kit.patches_kit import ANSWER, COUNT, FILES, LESS, World, counted, git
+from tests.kit.patches_kit import ANSWER, COUNT, FILES, LESS, World, commit, counted, git
 from tools.patches import __main__ as command
 from tools.patches import edit as editing
 from tools.patches.export import find_faults
@@ -184,3 +185,58 @@ def test_wrong_arguments_are_refused(
         command.main(arguments)
     assert caught.value.code == 2
     assert capsys.readouterr().err
+
+
+# --- a checkout of llama.cpp ---
+
+
+def fork(directory: Path, files: dict[str, str]) -> Path:
+    """A checkout of the tiny llama.cpp with changes of its own."""
+    directory.mkdir()
+    git(directory, "init", "--quiet")
+    known = {name: FILES[f"vendor/llama.cpp/{name}"] for name in ("src/llama.c", "src/other.c")}
+    commit(directory, "A fork", {**known, "src/llama-context.cpp": "", **files})
+    return directory
+
+
+def test_a_fork_gets_a_branch_with_the_patches(world: World, tmp_path: Path) -> None:
+    changed = {"src/llama.c": "zero\n" + counted((23, "their 23"), (8, "their"))}
+    checkout = fork(tmp_path / "fork", changed)
+    head = git(checkout, "rev-parse", "HEAD").strip()
+    assert editing.apply_to(checkout, world.sdist, world.patches) is None
+    assert git(checkout, "branch", "--show-current").strip() == editing.BRANCH
+    assert git(checkout, "log", "--format=%s", "--reverse", f"{head}..").splitlines() == [
+        "llamacpp-instr: the recorder's own files", "count: one more", "answer: two"
+    ]  # fmt: skip
+    text = (checkout / "src/llama.c").read_text()
+    assert "five" in text
+    assert "their 23" in text
+    header = (checkout / source_tree.BUILD_HEADER.relative_to(source_tree.VENDORED)).read_text()
+    assert head in header
+    assert not git(checkout, "status", "--porcelain")
+
+
+def test_a_conflict_in_a_fork_is_left_for_its_owner(world: World, tmp_path: Path) -> None:
+    checkout = fork(tmp_path / "fork", {"src/llama.c": counted((5, "mine"), (6, "mine"))})
+    stopped = editing.apply_to(checkout, world.sdist, world.patches)
+    assert stopped is not None
+    assert (stopped.patch.name, stopped.files) == (COUNT, ["src/llama.c"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda at: (at / "src/llama-context.cpp").unlink(), "no git checkout of llama.cpp"),
+        (lambda at: (at / "src/llama.c").write_text("new"), "it has changes"),
+        (lambda at: git(at, "branch", editing.BRANCH), "it has the branch"),
+    ],
+)
+def test_a_checkout_that_cannot_be_patched(
+    spoil: Callable[[Path], object], message: str, world: World, tmp_path: Path
+) -> None:
+    checkout = fork(tmp_path / "fork", {})
+    spoil(checkout)
+    before = git(checkout, "rev-parse", "HEAD")
+    with pytest.raises(BuildError, match=message):
+        editing.apply_to(checkout, world.sdist, world.patches)
+    assert git(checkout, "rev-parse", "HEAD") == before

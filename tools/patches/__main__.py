@@ -2,6 +2,7 @@
 
 python -m tools.patches edit DIR                  the patched tree, one commit per patch
 python -m tools.patches edit DIR --onto VERSION   the same for another llama-cpp-python
+python -m tools.patches apply CHECKOUT            commit them to a clone of llama.cpp, or of a fork
 python -m tools.patches export DIR                write patches/ from the commits
 python -m tools.patches check                     list errors in patches/, exit with status 1 if any
 """
@@ -24,7 +25,16 @@ from llamacpp_instr.llama.build.source_tree import (
     patches_dir,
     read_upstream,
 )
-from tools.patches.edit import OLD, OLD_PATCHED, carry, edit, fetch_release, refuse_existing
+from tools.patches.edit import (
+    BRANCH,
+    OLD,
+    OLD_PATCHED,
+    apply_to,
+    carry,
+    edit,
+    fetch_release,
+    refuse_existing,
+)
 from tools.patches.export import export, find_faults
 from tools.patches.repository import PRISTINE
 
@@ -78,6 +88,21 @@ def _edit(options: argparse.Namespace) -> int:
     return 0
 
 
+def _apply(options: argparse.Namespace) -> int:
+    checkout, patches = options.checkout.absolute(), patches_dir()
+    log = BuildLog(cache_dir() / "logs" / "patches.log")
+    stop = apply_to(checkout, fetch_sdist(patches, cache_dir(), log), patches)
+    if stop is not None:
+        files = f"conflicts in {', '.join(stop.files)}" if stop.files else stop.reason
+        print(f"{stop.patch.name}: {files}")
+        print(f"  in {checkout}: resolve, git add, git am --continue, until the last patch is in")
+        print("  leave it out: git am --skip; give up: git am --abort")
+        return 1
+    print(f"{checkout}: every patch is a commit of the branch {BRANCH}")
+    print("next: build llama.cpp there, then instr exec -- PROGRAM ...")
+    return 0
+
+
 def _export(options: argparse.Namespace) -> int:
     exported = export(options.directory.absolute(), patches_dir())
     for name in exported.changed:
@@ -114,6 +139,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("directory", type=Path, metavar="DIR", help="new, or empty")
     about = "carry the series over to this llama-cpp-python; what does not apply is merged"
     command.add_argument("--onto", type=_version, metavar="VERSION", help=about)
+    command = commands.add_parser("apply", help="commit the patches to a clone of llama.cpp")
+    command.set_defaults(run=_apply)
+    command.add_argument("checkout", type=Path, metavar="CHECKOUT", help="a tag, or a fork")
     command = commands.add_parser("export", help="write patches/ from the commits of DIR")
     command.set_defaults(run=_export)
     command.add_argument("directory", type=Path, metavar="DIR", help="made by edit")

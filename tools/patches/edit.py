@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from llamacpp_instr.base.errors import BuildError
@@ -30,6 +31,8 @@ from llamacpp_instr.llama.build.source_tree import (
 )
 from tools.patches.repository import PRISTINE, Repository, Stopped
 
+BRANCH = "llamacpp-instr"
+"""of a checkout that records"""
 OLD, OLD_PATCHED = "old-pristine", "old-patched"
 """tags of the pinned release, if the series is carried to another one"""
 
@@ -111,6 +114,40 @@ def carry(
         _add_own_files(new, patches, upstream)
         _move(new, directory)
     return upstream, stopped
+
+
+def apply_to(checkout: Path, sdist: Path, patches: Path) -> Stopped | None:
+    """Commit the series, but for `wheel/`, on the new branch BRANCH of a llama.cpp checkout: a tag
+    or a fork. What does not apply is merged three ways with the pinned tree.
+
+    Returns the patch at which `git am` stopped. Raises BuildError if it is no clean checkout of
+    llama.cpp, or if it has that branch.
+    """
+    repository = Repository(checkout)
+    if not (checkout / "src" / "llama-context.cpp").is_file() or not repository.has("HEAD"):
+        raise BuildError(f"{checkout}: no git checkout of llama.cpp")
+    if repository.git("status", "--porcelain", "--untracked-files=no"):
+        raise BuildError(f"{checkout}: it has changes; commit or stash them")
+    if repository.has(BRANCH):
+        raise BuildError(f"{checkout}: it has the branch {BRANCH}; git branch -D deletes it")
+    commit = repository.git("rev-parse", "HEAD").strip()
+    ours = {file: patches / "src" / file for file in overlay_files(patches)}
+    if taken := [file for file in ours if (checkout / file).exists()]:
+        raise BuildError(f"{checkout / taken[0]}: a file of that name is there")
+    with tempfile.TemporaryDirectory(prefix="apply-") as name:
+        root = make_editable(sdist, Path(name), patches)
+        # a merge needs the files that the patches were made for
+        repository.git("fetch", "--quiet", "--no-tags", str(root / VENDORED), "HEAD")
+        repository.git("checkout", "--quiet", "-b", BRANCH)
+        for file, source in ours.items():
+            (checkout / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, checkout / file)
+        header = BUILD_HEADER.relative_to(VENDORED)
+        upstream = replace(read_upstream(patches), commit=commit)
+        write_build_header(checkout, upstream, patch_digest(patches), header)
+        repository.git("add", "--force", "--", *map(str, [*ours, header]))
+        repository.git("commit", "--quiet", "-m", "llamacpp-instr: the recorder's own files")
+        return repository.apply(_patches_of("", patches), three_way=True)
 
 
 def fetch_release(version: str, cache: Path, log: BuildLog) -> Path:

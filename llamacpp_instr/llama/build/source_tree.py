@@ -354,9 +354,11 @@ def misfit(output: str) -> str:
     return (output.strip().splitlines() or ["it printed nothing"])[-1]
 
 
-def write_build_header(root: Path, upstream: Upstream, digest: str) -> None:
+def write_build_header(
+    root: Path, upstream: Upstream, digest: str, header: Path = BUILD_HEADER
+) -> None:
     """Write the header with what the native code reports in every log (schema: `Producer`)."""
-    (root / BUILD_HEADER).write_text(
+    (root / header).write_text(
         "// Written by the build; says which build this is.\n"
         "#pragma once\n\n"
         f'#define LLAMA_INSTR_BUILD_LLAMA_CPP "{upstream.wheel_version}"\n'
