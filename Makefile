@@ -127,7 +127,8 @@ image:
 # the ccache of this machine keeps ggml's compiled kernels across images
 image-test: $(TEST_INSTALLED) $(UI_KIT)
 	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
-	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache" \
+	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache \
+	    --build-arg PROGRAMS=1" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
 	    $(BIN)/python -m pytest tests/image/suite.py
 

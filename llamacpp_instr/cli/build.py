@@ -25,7 +25,7 @@ def build(
     ),
     jobs: int | None = cli.option("Compilers at once.  [default: CPUs]", "--jobs -j", IntRange(1)),
     wheel_dir: Path | None = cli.option(
-        "Write the wheel there and do not install it.",
+        "Write the wheel there, and the programs, and install nothing.",
         type=click.Path(path_type=Path, file_okay=False),
     ),
     portable: bool = cli.flag(
@@ -51,15 +51,16 @@ def build(
     wheel = wheels.build_wheel(portable=portable, cmake_args=arguments, jobs=jobs)
     if wheel_dir is not None:
         print_line(wheels.copy_wheel(wheel, wheel_dir))
-        return
-    new = wheels.install_wheel(wheel)
-    print_line(f"{wheel.name} {'is now' if new else 'was already'} installed in {sys.prefix}")
+    else:
+        new = wheels.install_wheel(wheel)
+        print_line(f"{wheel.name} {'is now' if new else 'was already'} installed in {sys.prefix}")
     if programs:
         from llamacpp_instr.llama.build import programs as built
 
         place = built.build_programs(portable=portable, cmake_args=arguments, jobs=jobs)
-        state = "are now" if built.install_programs(place) else "were already"
-        print_line(f"{', '.join(built.PROGRAMS)} {state} in {built.programs_dir()}")
+        into = built.programs_dir() if wheel_dir is None else wheel_dir / "programs"
+        state = "are now" if built.install_programs(place, into) else "were already"
+        print_line(f"{', '.join(built.PROGRAMS)} {state} in {into}")
 
 
 @cli.command("instr doctor", "instr doctor --json | jq .library.version")

@@ -285,6 +285,34 @@ def test_the_services_of_the_compose_file_work(image: Image, tmp_path: Path) -> 
     assert services["view"]["entrypoint"][:2] == ["instr", "view"]
 
 
+def test_llama_server_is_recorded_by_a_variable(image: Image, tmp_path: Path) -> None:
+    """The image was built with `--build-arg PROGRAMS=1`."""
+    serve = """
+        model=$(python3 -c "import llamacpp_instr as of; print(of.__path__[0])")/data/demo.gguf
+        LLAMA_INSTR_LOG=/out/server.log llama-server -m "$model" -c 256 --port 8123 2> server.txt &
+        python3 - <<'END'
+import json, time, urllib.request as http
+asked = http.Request("http://127.0.0.1:8123/completion", b'{"prompt": "Once", "n_predict": 4}')
+for _ in range(300):
+    try:
+        print(json.load(http.urlopen(asked))["tokens_predicted"])
+        break
+    except OSError:
+        time.sleep(0.1)
+END
+        kill $!; wait $!
+        instr requests server.log --json"""
+    done = image.run(
+        "-c", serve, entrypoint=["sh"], user=NOBODY, volumes={owned(tmp_path, NOBODY): "/out"}
+    )
+    assert done.returncode == 0, done.stderr
+    n, _, reports = done.stdout.partition("\n")
+    assert int(n) == 4
+    figures = json.loads(reports)[0]["figures"]
+    assert figures["requests"]["value"] == 1
+    assert figures["output_tokens"]["value"] == 4
+
+
 # --- CPUs ---
 
 EMULATOR = "qemu-x86_64-static"

@@ -117,10 +117,9 @@ def build_programs(
     return kept
 
 
-def install_programs(built: Path) -> bool:
-    """Copy the programs into this environment. Returns False if they are there already. Raises
-    BuildError if they cannot be written."""
-    place = programs_dir()
+def install_programs(built: Path, place: Path) -> bool:
+    """Copy the programs to `place`. Returns False if they are there already. Raises BuildError if
+    they cannot be written."""
     try:
         if (place / "key").is_file() and (place / "key").read_text() == built.name:
             return False
