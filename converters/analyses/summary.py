@@ -239,9 +239,12 @@ def _top_ops(account: Account) -> Report:
 
 
 def _marks(session: Session) -> Report:
-    """The marks of the application, without those of `instr run`."""
+    """The marks of the application, without those of `instr run` and the requests of llama-server:
+    another thread computes them, and `instr requests` has their steps."""
     report = compute_marks(session)
-    report.rows = [row for row in report.rows if not OWN_MARK.fullmatch(str(row[0]))]
+    served = {note.name for note in session.notes} & {"request"}
+    rows = (row for row in report.rows if not OWN_MARK.fullmatch(str(row[0])))
+    report.rows = [row for row in rows if row[0] not in served]
     return report if report.rows else Report("Marks", [], [])
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import read_events
 from tests.kit.llama_programs import Answer, llama_server
+from tests.kit.reports import by_title
 
 pytestmark = pytest.mark.native
 
@@ -98,6 +100,7 @@ def test_nothing_is_there_that_no_user_caused(served: Served, session: Session) 
     assert len(session.models) == len(session.contexts) == 1
     assert sum(model["dry"] for model in read_events(served[0], "model") if "dry" in model) == 1
     assert "warm-up" in session.marks["name"]
+    assert "Marks" not in by_title(compute_summary(session)), "they are those of the server"
 
 
 def test_a_graph_is_written_once(served: Served) -> None:
