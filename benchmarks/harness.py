@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -133,11 +134,16 @@ print(json.dumps([sum(os.times()[:4]), peak_bytes()]), file=sys.stderr)
 def cost_of_instr(*words: object) -> tuple[float, int]:
     """CPU seconds and the peak memory in bytes of `instr` with these words, its start included."""
     done = subprocess.run(
-        [sys.executable, "-c", _COST, *map(str, words)], cwd=ROOT, check=True,
+        [sys.executable, "-c", _COST, *map(str, words)], cwd=ROOT, check=True, env=_kept_modules(),
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     seconds, peak = json.loads(done.stderr.splitlines()[-1])
     return seconds, peak
+
+
+def _kept_modules() -> dict[str, str]:
+    """An environment in which Python keeps what it compiles, as that of a user does."""
+    return {name: of for name, of in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def in_own_process(function: Callable[..., T], *values: object) -> T:

@@ -90,9 +90,14 @@ class Server:
 
 @contextlib.contextmanager
 def llama_server(
-    model: Path, log: Path | None, *options: str, end: signal.Signals = signal.SIGTERM
+    model: Path,
+    log: Path | None,
+    *options: str,
+    end: signal.Signals = signal.SIGTERM,
+    rotate: int = 0,
 ) -> Iterator[Server]:
-    """A llama-server that answers, recorded to `log` if one is given, and ended by a signal."""
+    """A llama-server that answers, recorded to `log` if one is given, in parts of `rotate` bytes,
+    and ended by a signal."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -106,7 +111,7 @@ def llama_server(
         "-t",
         "2",
     ]
-    settings = {"LLAMA_INSTR_LOG": str(log)} if log else {}
+    settings = {"LLAMA_INSTR_LOG": str(log), "LLAMA_INSTR_ROTATE": str(rotate)} if log else {}
     with subprocess.Popen(
         [*command, *options], env={**os.environ, **settings}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
