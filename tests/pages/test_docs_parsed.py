@@ -71,7 +71,9 @@ def test_shell_is_in_blocks_that_are_run(page: Path) -> None:
 def test_commands_and_options_within_sentences_exist() -> None:
     every = {
         opt for name in cli.COMMANDS for param in command_named(name).params for opt in param.opts
-    } | {"--kl-divergence"}  # llama-perplexity's
+    }
+    every |= {"--kl-divergence"}  # llama-perplexity's
+    every |= {"--cache-ram", "--ctx-checkpoints", "--swa-full"}  # llama-server's
     every.update(*cli.OLD_OPTIONS.values())
     for page, span in SPANS:
         first, *words = span.partition("|")[0].split() or [""]
