@@ -6,7 +6,8 @@ that is not.
 The server has four slots; every client asks twice, greedily, and reads the stream of its answer.
 The table has the medians and the largest of the differences between the log and the clients:
 positive if the client saw it later. The ratio is that of the server's CPU time from its first
-request to its last, recorded divided by not recorded.
+request to its last, recorded divided by not recorded; there one client asks ROUNDS times, so that
+the batches of both are the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from llamacpp_instr.log.session import load_session
 from tests.kit.llama_programs import Answer, llama_server
 from tests.kit.native_kit import DEMO
 
+ROUNDS = 6
 OPTIONS = ("-c", "8192", "-np", "4")
 
 
@@ -37,16 +39,18 @@ def main() -> None:
         for i in range(options.pairs):
             for recorded in (True, False) if i % 2 else (False, True):
                 path = folder / f"{i}.log" if recorded else None
-                seconds[recorded].append(serve(model, path, options.clients)[1])
+                seconds[recorded].append(serve(model, path, 1, ROUNDS)[1])
         if options.pairs:
             ratio = median_ratio(seconds[True], seconds[False])
             print(f"\nCPU time, recorded / not recorded: {ratio}")
 
 
-def serve(model: Path, log: Path | None, clients: int) -> tuple[list[Answer], float]:
+def serve(
+    model: Path, log: Path | None, clients: int, rounds: int = 1
+) -> tuple[list[Answer], float]:
     """The answers of a server, and the CPU seconds that they took it."""
-    prompts = [[f"Once upon a time {'there was a cat ' * i}"] * 2 for i in range(clients)]
-    tokens = [[16 + 2 * i, 17 + 2 * i] for i in range(clients)]
+    prompts = [[f"Once upon a time {'there was a cat ' * i}"] * 2 * rounds for i in range(clients)]
+    tokens = [[16 + 2 * i, 17 + 2 * i] * rounds for i in range(clients)]
     with llama_server(model, log, *OPTIONS) as server:
         before = cpu_seconds(server.process.pid)
         answers = server.complete_all(prompts, tokens)

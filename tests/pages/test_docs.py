@@ -91,6 +91,8 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     (directory / "graph.toml").write_text(
         '[[task]]\nname = "a"\nns = 30\n[[task]]\nname = "b"\nns = 20\nafter = ["a"]\n'
     )
+    for name in ("slow-server.log.gz", "faster-server.log.gz"):
+        shutil.copyfile(ROOT / "docs" / "tutorials" / name, directory / name)
     parts = split_log(make_log(lambda _low, high: high, 1), 2, Random(1))
     for name, events in zip(("server.log", "server.part2.log"), parts, strict=True):
         (directory / name).write_bytes(encode(events))

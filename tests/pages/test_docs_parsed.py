@@ -73,7 +73,7 @@ def test_commands_and_options_within_sentences_exist() -> None:
         opt for name in cli.COMMANDS for param in command_named(name).params for opt in param.opts
     }
     every |= {"--kl-divergence"}  # llama-perplexity's
-    every |= {"--cache-ram", "--ctx-checkpoints", "--swa-full"}  # llama-server's
+    every |= {"--cache-ram", "--ctx-checkpoints", "--swa-full", "--ubatch-size"}  # llama-server's
     every.update(*cli.OLD_OPTIONS.values())
     for page, span in SPANS:
         first, *words = span.partition("|")[0].split() or [""]
