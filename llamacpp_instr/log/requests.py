@@ -8,7 +8,8 @@ say where a request begins, so a new one begins with the first tokens of a seque
 - a token is sampled from logits that gave one already: an application that finds a whole prompt in
   the cache samples at once.
 
-A marked span belongs to the first request of its sequence that begins in it and has none.
+A marked span belongs to the first request of its sequence that begins in it and has none. A slot
+that says which request it took has that one until its mark ends.
 
 Its prompt ends with its first token. The position of its first prompt token is the number of tokens
 that it reused. If the application samples by itself, the log has no tokens: a token then counts
@@ -35,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.batches import Part
-from llamacpp_instr.log.schema import CONTEXTS_KEPT
+from llamacpp_instr.log.schema import CONTEXTS_KEPT, LATEST, Note
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import counted_steps
 
@@ -43,6 +44,8 @@ Int64 = NDArray[np.int64]
 
 KEPT = 64
 """ended requests of a sequence that wait for the end of their mark"""
+OPEN = LATEST
+"""the end of a mark that has not ended"""
 SPANS = 1024
 """ended marks that wait for the end of the step in which their request begins"""
 
@@ -96,6 +99,7 @@ class Taken(msgspec.Struct, frozen=True):
     """behind the cached ones, that some slot held at any position; in whole blocks"""
     reuse: bool
     """whether the request allows it to reuse any"""
+    task: int = -1
 
 
 @dataclass
@@ -129,7 +133,7 @@ class Request:
     left: int = 0
     """outputs of its last step that a token may be sampled from"""
     marked_end: int = -1
-    """when the mark ended, -1 without one"""
+    """when the mark ended, -1 without one, OPEN before"""
     served: Served | None = None
     """what llama-server noted at its end; only `find_requests` fills both"""
     taken: Taken | None = None
@@ -172,6 +176,8 @@ class _Span:
     """contexts that have a request with this mark"""
 
     def fits(self, request: Request) -> bool:
+        if request.marked_end == OPEN:
+            return request.arrival == self.begin
         return request.arrival < 0 and self.begin <= request.begin < self.end
 
     def give(self, request: Request) -> None:
@@ -202,6 +208,8 @@ class _Context:
 
     def goes_on(self, request: Request, part: Part) -> bool:
         """Whether more of a prompt comes after batches of it that had outputs."""
+        if request.marked_end == OPEN:
+            return True
         return not self.samples and part.pos == request.length == request.reused + request.prompt
 
 
@@ -212,6 +220,15 @@ class RequestFinder:
         self._found = found
         self._contexts: dict[int, _Context] = {}
         self._spans: deque[_Span] = deque(maxlen=SPANS)
+        self._taken: dict[int, Request] = {}
+        """of slots, before their first steps"""
+
+    def take(self, taken: Taken, arrival: int, name: str) -> Request:
+        """A slot took the request of a mark that began at `arrival`; its steps follow."""
+        request = Request(-1, taken.slot, name, arrival, arrival, begin=arrival, marked_end=OPEN)
+        request.taken = taken
+        self._taken[taken.slot] = request
+        return request
 
     def step(
         self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part], target: int = -1
@@ -226,14 +243,16 @@ class RequestFinder:
         served: list[Request] = []
         for part in parts:
             stream = context.streams.setdefault(part.seq, _Stream())
-            request = stream.current
+            request, taken = stream.current, self._taken.pop(part.seq, None)
             if (
-                request is None
+                taken is not None
+                or request is None
                 or (request.arrival >= 0 and request.marked_end <= begin)
                 or (part.prompt and request.token_times and not context.goes_on(request, part))
             ):
-                reused = max(part.pos, 0)
-                request = Request(ctx, part.seq, reused=reused, begin=begin, first_step=number)
+                request = taken or Request(ctx, part.seq)
+                request.ctx, request.begin, request.first_step = ctx, begin, number
+                request.reused = max(part.pos, 0)
                 self._begin(stream, request)
             request.last_step = number
             request.length = part.pos + part.tokens
@@ -258,7 +277,7 @@ class RequestFinder:
         if seq >= 0 and not (stream and stream.current and stream.current.last_step == step):
             stream = self._copied(context, seq, step, t) or stream
         if stream and (request := stream.current) and request.last_step == step:
-            if not request.left and seq >= 0:
+            if not request.left and seq >= 0 and request.marked_end != OPEN:
                 again = Request(ctx, seq, reused=request.length, first_step=step, last_step=step)
                 again.begin, again.length, again.left = t, request.length, 1
                 request = self._begin(stream, again)
@@ -281,10 +300,16 @@ class RequestFinder:
         self._begin(stream, request)
         return stream
 
+    def samples(self, ctx: int) -> bool:
+        """Whether the log has tokens of a context, as far as it was read."""
+        return ctx in self._contexts and self._contexts[ctx].samples
+
     def span(self, seq: int, begin: int, end: int, name: str) -> None:
         """A mark of a sequence has ended."""
         span = _Span(seq, begin, end, name)
         self._spans.append(span)
+        if (taken := self._taken.get(seq)) is not None and span.fits(taken):
+            span.give(self._taken.pop(seq))
         for context in self._contexts.values():
             stream = context.streams.get(seq, _Stream())
             request = next((r for r in stream.requests() if span.fits(r)), None)
@@ -375,13 +400,16 @@ Noted = TypeVar("Noted", Served, Taken)
 
 def _noted(session: Session, name: str, kind: type[Noted]) -> dict[int, Noted]:
     """What llama-server noted under this name, by the mark of the request."""
-    found = {}
-    for note in session.notes:
-        if note.name == name:
-            with suppress(msgspec.ValidationError):  # another application's
-                of = msgspec.convert(note.data, kind)
-                found[of.mark] = of
-    return found
+    found = (read_note(note) for note in session.notes if note.name == name)
+    return {of.mark: of for of in found if isinstance(of, kind)}
+
+
+def read_note(note: Note) -> Served | Taken | None:
+    """What llama-server notes of a request; None for another note."""
+    kind = {"request": Served, "slot": Taken}.get(note.name)
+    with suppress(msgspec.ValidationError):  # another application's
+        return None if kind is None else msgspec.convert(note.data, kind)
+    return None
 
 
 def left_queue(session: Session) -> Int64:
