@@ -7,6 +7,7 @@ gives it. Every viewer gets the same bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -15,16 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from llamacpp_instr.converters.live.state import (
-    SECOND,
-    Lane,
-    LiveState,
-    Second,
-    Shown,
-    StepRow,
-    Threads,
-)
+from llamacpp_instr.converters.live.lanes import Lane, Shown
+from llamacpp_instr.converters.live.state import SECOND, LiveState, Second, StepRow, Threads
 from llamacpp_instr.log.graph.ops import BLOCKS
+from llamacpp_instr.log.requests import OPEN
 
 RECENT = 100
 """how many of the latest requests the medians cover"""
@@ -50,6 +45,12 @@ class Figures:
     """median over requests of the mean time from a token to the next"""
     active: list[int]
     """the lanes of the requests under way"""
+    queued: int
+    """requests that wait for a slot"""
+    waits: int
+    """how long the first of them has waited"""
+    reused: float | None
+    """share of the tokens of prompts that were found in the cache"""
     cells: tuple[int, int] | None
     """of all caches: used, and all"""
     rss: int
@@ -72,11 +73,15 @@ def figures_of(state: LiveState) -> Figures:
     last_second, latest = state.elapsed // SECOND - 1, islice(reversed(state.seconds), 2)
     step = min(state.under_way, key=lambda step: step.event.t, default=None)
     took = max(state.now - step.event.t, 0) if step else 0
+    queue, prompts = state.queue, state.n_cached + state.n_prompt
     return Figures(
         rate=next((of.tokens for of in latest if of.number == last_second), 0),
         to_first=median(first) if first else None,
         between=median(between) if between else None,
         active=[lane.number for lane in lanes if is_active(lane, state.now)],
+        queued=len(queue),
+        waits=max(state.now - queue[0].t, 0) if queue else 0,
+        reused=state.n_cached / prompts if prompts else None,
         cells=(sum(used for used, _ in sizes), sum(all_ for _, all_ in sizes)) if sizes else None,
         rss=state.rss,
         working=work / (work + wait) if work else None,
@@ -97,6 +102,8 @@ def ended(state: LiveState) -> Iterator[Lane]:
 
 
 def _patience(lane: Lane) -> float:
+    if lane.request.marked_end == OPEN:
+        return math.inf
     return max(IDLE, IDLE_TOKENS * (lane.between or 0))
 
 
@@ -110,8 +117,8 @@ class FrameMaker:
         """how many were sent"""
         self._second = -1
         """the latest that was sent"""
-        self._lanes: dict[int, tuple[int, bool]] = {}
-        """of each lane that was sent: its tokens, and whether it was over"""
+        self._lanes: dict[int, tuple[int, int, bool]] = {}
+        """of each lane that was sent: its tokens, those of its prompt, and whether it was over"""
 
     def next_frame(self, catching_up: bool) -> Json:
         """What is new since the last call."""
@@ -145,12 +152,12 @@ class FrameMaker:
         return frame
 
     def _changed_lanes(self) -> Iterator[Json]:
-        known: dict[int, tuple[int, bool]] = {}
+        known: dict[int, tuple[int, int, bool]] = {}
         for lane in self._state.lanes:
-            n_sent, over = self._lanes.get(lane.number, (-1, False))
-            known[lane.number] = lane.n_tokens, lane.over
-            if (n_sent, over) != known[lane.number]:
-                yield _lane(lane, [token for token in lane.tokens if token.index >= n_sent])
+            sent = self._lanes.get(lane.number, (-1, 0, False))
+            known[lane.number] = lane.n_tokens, lane.request.prompt, lane.over
+            if sent != known[lane.number]:
+                yield _lane(lane, [token for token in lane.tokens if token.index >= sent[0]])
         self._lanes = known
 
 
@@ -167,7 +174,8 @@ def _figures(state: LiveState, catching_up: bool) -> Json:
         "n_failed": state.n_failed,
         "n_tokens": state.n_tokens,
         "n_prompt": state.n_prompt,
-        "n_requests": state.lanes.n_requests,
+        "n_requests": state.n_requests,
+        "slots": _slots(state),
         "n_messages": state.n_messages,
         "busy": state.busy,
         "heat": {
@@ -207,6 +215,15 @@ def _figures(state: LiveState, catching_up: bool) -> Json:
     }
 
 
+def _slots(state: LiveState) -> list[int | None]:
+    """The lane of the latest request of each slot; nothing if the log does not say."""
+    known, context = state.lanes.slots, state.server
+    if not known or context is None:
+        return []
+    n = max(context.n_seq_max, max(known) + 1)
+    return [known[slot].number if slot in known else None for slot in range(n)]
+
+
 def glance(state: LiveState, catching_up: bool, rows: int, columns: int) -> Json:
     """Of a key frame, what a terminal of that size can show: `rows` lanes, those of requests under
     way first, and of them, of the seconds and of the messages the latest."""
@@ -229,14 +246,19 @@ def _step(row: StepRow) -> list[Any]:
 
 def _lane(lane: Lane, tokens: Iterable[Shown]) -> Json:
     request = lane.request
+    taken, served = request.taken, request.served
     same = ("name", "ctx", "seq", "first", "begin", "end", "reused", "prompt")
+    named = {"name": f"task {taken.task}, slot {taken.slot}"} if taken else {}
     return {
         "lane": lane.number,
         **{key: getattr(request, key) for key in same},
+        **named,
+        "size": taken.prompt if taken else None,
+        "reason": served.end if served else None,
         "arrived": request.arrival >= 0,
         "to_first": request.to_first_token,
         "between": lane.between,
-        "n_tokens": max(lane.n_tokens, len(request.token_times)),
+        "n_tokens": served.generated if served else max(lane.n_tokens, len(request.token_times)),
         "over": lane.over,
         "tokens": [[of.index, of.text, of.t, of.p] for of in tokens],
     }

@@ -12,15 +12,12 @@ import socket
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from anyio import to_thread
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import (
     FileResponse,
@@ -34,9 +31,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.system import python, temporary_directory
-from llamacpp_instr.converters.live.frames import ended, figures_of, step_details
+from llamacpp_instr.converters.live.frames import step_details
 from llamacpp_instr.converters.live.live_session import LiveSession
-from llamacpp_instr.converters.live.state import LiveState
+from llamacpp_instr.converters.live.metrics import metrics_text
 from llamacpp_instr.log.runs import FollowedLog
 from llamacpp_instr.report.perfetto_ui import FIRST_SIGHT, UiServer, find_ui
 from llamacpp_instr.report.serving import LOOPBACK, LoopbackServer, page_routes
@@ -219,72 +216,3 @@ class RangeOpener(ExitStack):
         if self._child.returncode != 0:
             raise InstrError(f"the log was not converted: {errors.strip()[-500:]}")
         return trace
-
-
-def metrics_text(state: LiveState) -> bytes:
-    """All figures of `state` in Prometheus's text format, times in seconds.
-
-    Names follow OpenTelemetry's semantic conventions for generative AI where they have one
-    (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/), as Prometheus spells them:
-    underscores, and the unit at the end. Others begin with `llamacpp_instr_`.
-    """
-    return generate_latest(_Figures(state))
-
-
-class _Figures(Collector):
-    def __init__(self, state: LiveState) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        state = self._state
-        for lane in ended(state):
-            state.lanes.count(lane)
-        for name, about, histogram in (
-            ("gen_ai_server_time_to_first_token_seconds",
-             "Of each request that has ended: from its arrival, or the start of its first step, to"
-             " its first token.", state.lanes.to_first),
-            ("gen_ai_server_time_per_output_token_seconds",
-             "Of each request that has ended: the time after its first token, divided by the tokens"
-             " after it.", state.lanes.per_token),
-            ("llamacpp_instr_time_between_tokens_seconds",
-             "From each token of a request to the next.", state.lanes.gaps),
-        ):  # fmt: skip
-            yield HistogramMetricFamily(name, about, histogram.cumulative(), histogram.sum)
-        tokens = CounterMetricFamily(
-            "llamacpp_instr_tokens",
-            "Tokens of prompts that were computed, and tokens that were sampled.",
-            labels=["gen_ai_token_type"],
-        )
-        tokens.add_metric(["input"], state.n_prompt)
-        tokens.add_metric(["output"], state.n_tokens)
-        yield tokens
-        active = len(figures_of(state).active)
-        for family, name, about, value in (
-            (CounterMetricFamily, "requests", "Requests that began.", state.lanes.n_requests),
-            (CounterMetricFamily, "steps", "Calls of llama_decode and llama_encode.",
-             state.n_steps),
-            (CounterMetricFamily, "failed_steps", "Calls that returned an error.", state.n_failed),
-            (CounterMetricFamily, "busy_seconds", "Time inside these calls.", state.busy / 1e9),
-            (CounterMetricFamily, "messages", "Warnings and errors of llama.cpp.",
-             state.n_messages),
-            (GaugeMetricFamily, "up", "Whether the session is still recorded.", not state.is_over),
-            (GaugeMetricFamily, "active_requests", "Requests under way.", active),
-        ):  # fmt: skip
-            yield family(f"llamacpp_instr_{name}", about, value)
-        if state.is_over:
-            return  # the contexts are gone
-        cells = GaugeMetricFamily(
-            "llamacpp_instr_cache_cells", "Cells of the KV cache.", labels=["ctx", "cache", "state"]
-        )
-        for (ctx, cache), of in state.caches.items():
-            cells.add_metric([str(ctx), str(cache), "used"], of.used)
-            cells.add_metric([str(ctx), str(cache), "free"], of.size - of.used)
-        yield cells
-        memory = GaugeMetricFamily(
-            "llamacpp_instr_memory_bytes", "Memory that contexts hold.", labels=["ctx", "kind"]
-        )
-        for ctx, event in state.memory.items():
-            for kind in ("model", "context", "compute"):
-                used = sum(getattr(buffer, kind) for buffer in event.buffers)
-                memory.add_metric([str(ctx), kind], used)
-        yield memory

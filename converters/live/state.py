@@ -1,28 +1,25 @@
-"""The latest figures of a session, from its events in order: also one lane per request, with its
-text so far and its times.
+"""The latest figures of a session, from its events in order.
 
 Invariant: the figures count every event; only what is kept of the past is bounded: SECONDS seconds
-of history, STEPS steps, MESSAGES messages and LANES lanes, each with the latest KEPT_TOKENS tokens.
-All times are in ns.
+of history, STEPS steps, MESSAGES messages and the lanes of the latest requests. All times are in
+ns.
 """
 
 from __future__ import annotations
 
-import codecs
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import accumulate
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.log.batches import Part
+from llamacpp_instr.converters.live.lanes import CACHED, COMPUTED, OUTPUT, LiveLanes
+from llamacpp_instr.converters.live.times import CANCELLED
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.graph.ops import BLOCKS
-from llamacpp_instr.log.requests import Request, RequestFinder
+from llamacpp_instr.log.requests import Served, read_note
 from llamacpp_instr.log.resolve import KnownPlan, KnownStep, Resolver, Takers
 from llamacpp_instr.log.schema import (
     Context,
@@ -33,6 +30,7 @@ from llamacpp_instr.log.schema import (
     Memory,
     Message,
     Model,
+    Note,
     Ops,
     SessionEnd,
     SessionStart,
@@ -40,6 +38,7 @@ from llamacpp_instr.log.schema import (
     StepEnd,
     Token,
 )
+from llamacpp_instr.log.session import WARM_UP
 
 SECOND = 1_000_000_000
 SECONDS = 3600
@@ -50,181 +49,9 @@ Int64 = NDArray[np.int64]
 
 MOVES = ("shift", "seq_cp", "seq_add", "seq_div")
 """operations on a cache that move cells"""
+REQUEST = "request"
+"""the name of llama-server's marks"""
 _COLUMN = {block: i for i, block in enumerate(BLOCKS)}
-
-
-# --- requests ---
-
-TO_FIRST = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-)  # fmt: skip
-"""upper bounds in seconds, as OpenTelemetry's semantic conventions for generative AI advise"""
-BETWEEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-
-
-class Histogram:
-    """Counts of times by their upper bounds, in seconds."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.sum = 0.0
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-
-    def add(self, ns: float) -> None:
-        """Count a time in ns."""
-        seconds = ns / 1e9
-        self.sum += seconds
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Prometheus's buckets: the upper bound, and how many times are at most that."""
-        bounds = [*map(str, self._bounds), "+Inf"]
-        return list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
-
-
-LANES = 320
-"""lanes: the latest requests; llama.cpp serves at most 256 sequences of a context at once"""
-KEPT_TOKENS = 1000
-"""of each lane"""
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A token: its text, when it was there and its probability."""
-
-    index: int
-    """counts the tokens of the lane"""
-    text: str
-    t: int
-    p: float | None
-
-
-@dataclass(eq=False)
-class Lane:
-    """A request as it is shown."""
-
-    number: int
-    """counts the lanes"""
-    request: Request
-    tokens: deque[Shown] = field(default_factory=lambda: deque(maxlen=KEPT_TOKENS))
-    n_tokens: int = 0
-    n_times: int = 0
-    """token times whose gaps were counted"""
-    counted: bool = False
-    """whether the times of the request were"""
-    over: bool = False
-    """the application said so, or its sequence serves another request"""
-    decode: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), repr=False
-    )
-    """a character may need the bytes of several tokens"""
-
-    @property
-    def between(self) -> float | None:
-        """The mean time from a token to the next, in ns; None with less than two."""
-        times = self.request.token_times
-        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
-
-    def add(self, token: Token) -> None:
-        text = self.decode.decode(bytes.fromhex(token.hex) if token.hex else token.text.encode())
-        self.tokens.append(Shown(self.n_tokens, text, token.t + token.dur, token.p))
-        self.n_tokens += 1
-
-
-class LiveLanes:
-    """The lanes of a session, from its steps, tokens and marks in the order in which they end."""
-
-    def __init__(self) -> None:
-        self.n_requests = 0
-        """that were seen"""
-        self.to_first = Histogram(TO_FIRST)
-        self.per_token = Histogram(BETWEEN)
-        """of requests that have ended, the mean time from a token to the next"""
-        self.gaps = Histogram(BETWEEN)
-        """from each token to the next"""
-        self._finder = RequestFinder(self._found)
-        self._lanes: dict[int, Lane] = {}
-        """by the identity of the request, which the lane keeps alive"""
-        self._of_sequence: dict[tuple[int, int], Lane] = {}
-
-    def __iter__(self) -> Iterator[Lane]:
-        """In the order in which they began."""
-        return iter(list(self._lanes.values()))
-
-    def step(
-        self, number: int, ctx: int, begin: int, end: int, parts: Sequence[Part], target: int = -1
-    ) -> None:
-        """A step that counts has ended."""
-        for request in self._finder.step(number, ctx, begin, end, parts, target):
-            self._count_gaps(self._lane_of(request))
-
-    def token(self, token: Token) -> None:
-        """A token was sampled."""
-        of = self._finder.token(token.ctx, token.seq, token.step, token.t, token.dur)
-        if of is not None:
-            lane = self._lane_of(of)
-            lane.add(token)
-            self._count_gaps(lane)
-
-    def mark(self, begin: Mark, end: Mark) -> None:
-        """A mark has ended."""
-        seq = end.seq if end.seq >= 0 else begin.seq
-        if seq >= 0:
-            self._finder.span(seq, begin.t, end.t, begin.name)
-            for (_, of), lane in self._of_sequence.items():
-                if of == seq and lane.request.marked_end == end.t:
-                    self._end(lane)
-
-    def count(self, lane: Lane) -> None:
-        """Count the times of a request that has ended; only once, and only if it has tokens."""
-        to_first, between = lane.request.to_first_token, lane.between
-        if lane.counted or to_first is None:
-            return
-        lane.counted = True
-        self.to_first.add(to_first)
-        if between is not None:
-            self.per_token.add(between)
-
-    def finish(self) -> None:
-        """Nothing follows: all requests have ended."""
-        self._finder.finish()
-
-    def _lane_of(self, request: Request) -> Lane:
-        lane = self._lanes.get(id(request))
-        if lane is None:
-            key = request.ctx, request.seq
-            if (before := self._of_sequence.get(key)) is not None:
-                self._end(before)
-            lane = Lane(self.n_requests, request)
-            self.n_requests += 1
-            self._lanes[id(request)] = self._of_sequence[key] = lane
-            if len(self._lanes) > LANES:
-                self._forget()
-        return lane
-
-    def _count_gaps(self, lane: Lane) -> None:
-        times = lane.request.token_times
-        for i in range(max(lane.n_times, 1), len(times)):
-            self.gaps.add(times[i] - times[i - 1])
-        lane.n_times = len(times)
-
-    def _found(self, request: Request) -> None:
-        if (lane := self._lanes.get(id(request))) is not None:
-            self._end(lane)
-
-    def _end(self, lane: Lane) -> None:
-        lane.over = True
-        self.count(lane)
-
-    def _forget(self) -> None:
-        """The oldest lane, one that is over if there is one."""
-        oldest = next((lane for lane in self._lanes.values() if lane.over), None)
-        lane = oldest or next(iter(self._lanes.values()))
-        self.count(lane)
-        del self._lanes[id(lane.request)]
-        key = lane.request.ctx, lane.request.seq
-        if self._of_sequence.get(key) is lane:
-            del self._of_sequence[key]
 
 
 # --- steps ---
@@ -352,6 +179,8 @@ class _Kept:
     """What is kept with a step that has not ended."""
 
     heat: Float64
+    counts: bool
+    """whether a user caused it"""
     computes: list[ComputeRow] = field(default_factory=list)
 
 
@@ -371,7 +200,9 @@ class LiveState:
         """how long ago the latest event came; 0 while the log is behind, and when it has ended"""
         self.models: dict[int, Model] = {}
         self.contexts: dict[int, Context] = {}
-        self.lanes = LiveLanes()
+        self.lanes = LiveLanes(self._add_tokens, self.model_of)
+        self.tokens: Counter[tuple[str, str]] = Counter()
+        """by model and kind"""
         self.seconds: deque[Second] = deque(maxlen=SECONDS)
         self.steps: deque[StepRow] = deque(maxlen=STEPS)
         self.messages: deque[tuple[int, int, str, str]] = deque(maxlen=MESSAGES)
@@ -385,8 +216,11 @@ class LiveState:
         self.machine: Machine | None = None
         self.threads: dict[int, Threads] = {}
         """of each context"""
-        self.n_events = self.n_steps = self.n_failed = self.n_tokens = self.n_prompt = 0
-        self.n_messages = 0
+        self.n_events = self.n_steps = self.n_failed = self.n_messages = 0
+        self._n_left = 0
+        """requests that left the queue before a slot took them"""
+        self._taken: set[int] = set()
+        """open marks of requests that have a slot"""
         self.busy = 0
         self.rss = 0
         """of the process, in bytes, as last recorded"""
@@ -398,6 +232,7 @@ class LiveState:
             Memory: self._take_memory,
             Machine: self._take_machine,
             Mark: self._mark,
+            Note: self._note,
             Message: self._message,
             StepBegin: self._step_begin,
             StepEnd: self._step_end,
@@ -421,6 +256,48 @@ class LiveState:
     def under_way(self) -> list[KnownStep]:
         """The steps that have not ended."""
         return [] if self.is_over else list(self.refs.open_steps.values())
+
+    @property
+    def n_tokens(self) -> int:
+        """Output tokens."""
+        return self._n_of(OUTPUT)
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of prompts that were computed."""
+        return self._n_of(COMPUTED)
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of prompts that were found in the cache."""
+        return self._n_of(CACHED)
+
+    def _n_of(self, kind: str) -> int:
+        return sum(n for (_, of), n in self.tokens.items() if of == kind)
+
+    @property
+    def queue(self) -> list[Mark]:
+        """The requests that wait for a slot of llama-server, in the order of their arrival."""
+        if self.is_over or not self.lanes.slots:
+            return []
+        marks = (mark for _, mark in self.refs.open_marks.values())
+        return [mark for mark in marks if mark.name == REQUEST and mark.mark not in self._taken]
+
+    @property
+    def n_requests(self) -> int:
+        """That arrived, or began if their arrival is unknown."""
+        return self.lanes.n_requests + self._n_left + len(self.queue)
+
+    @property
+    def server(self) -> Context | None:
+        """The context whose sequences are the slots of requests: the latest that drafts nothing."""
+        return next((of for of in reversed(self.contexts.values()) if of.target < 0), None)
+
+    def model_of(self, ctx: int) -> str:
+        """The name of the model of a context; without one, of `server`."""
+        context = self.contexts.get(ctx) or self.server
+        model = self.models.get(context.model) if context else None
+        return (model.name or Path(model.path).name) if model else ""
 
     def finish(self) -> None:
         """Nothing follows: the session was closed, or its program has ended."""
@@ -447,19 +324,24 @@ class LiveState:
         self.finish()
 
     def _model(self, model: Model) -> None:
-        self.models[model.model] = model
+        if not model.dry:
+            self.models[model.model] = model
 
     def _context(self, context: Context) -> None:
+        known = self.refs.models.get(context.model)
+        if known is not None and known.event.dry:
+            return
         self.contexts[context.ctx] = context
         if len(self.contexts) > len(self.refs.contexts):  # the resolver forgets those of long ago
             for ctx in self.contexts.keys() - self.refs.contexts.keys():
-                for kept in (self.contexts, self.memory, self.threads):
+                for kept in (self.contexts, self.memory, self.threads, self.lanes.silent):
                     kept.pop(ctx, None)
             self.caches = {key: of for key, of in self.caches.items() if key[0] in self.contexts}
 
     def _take_memory(self, memory: Memory) -> None:
-        self.memory[memory.ctx] = memory
         self.rss = memory.rss or self.rss
+        if memory.ctx in self.contexts:
+            self.memory[memory.ctx] = memory
 
     def _take_machine(self, machine: Machine) -> None:
         self.machine = machine
@@ -468,8 +350,23 @@ class LiveState:
         second.delay += machine.delay or 0
 
     def _mark(self, mark: Mark) -> None:
-        if mark.phase == "end":
-            self.lanes.mark(self.refs.mark, mark)
+        if mark.phase != "end":
+            return
+        begin = self.refs.mark
+        self.lanes.mark(begin, mark)
+        self._taken.discard(mark.mark)
+        if self.lanes.slots and begin.name == REQUEST and max(begin.seq, mark.seq) < 0:
+            self._n_left += 1
+            labels = self.model_of(-1), "unknown", CANCELLED
+            self.lanes.times.duration.add(mark.t - begin.t, *labels)
+
+    def _note(self, note: Note) -> None:
+        of = read_note(note)
+        if isinstance(of, Served):
+            self.lanes.serve(of)
+        elif of is not None and of.mark in self.refs.open_marks:
+            self._taken.add(of.mark)
+            self.lanes.take(of, self.refs.open_marks[of.mark][1])
 
     def _message(self, message: Message) -> None:
         self.messages.append((self.n_messages, message.t, message.level, message.text))
@@ -485,7 +382,8 @@ class LiveState:
         n = layers if isinstance(layers, int) else 0
         assert self.refs.step is not None
         heat = self.heat.setdefault(self.refs.step.phase, Heat(n))
-        self._open[self.refs.step] = _Kept(np.zeros_like(heat.sum))
+        marks = (mark.name for _, mark in self.refs.open_marks.values())
+        self._open[self.refs.step] = _Kept(np.zeros_like(heat.sum), WARM_UP not in marks)
 
     def _step_end(self, end: StepEnd) -> None:
         known = self.refs.step
@@ -495,6 +393,8 @@ class LiveState:
             self.n_failed += 1
             return
         kept, dur = self._open[known], max(end.t - begin.t, 0)
+        if not kept.counts:
+            return
         counts = begin.n_tokens, begin.n_seqs, begin.t, dur, tuple(kept.computes)
         self.steps.append(StepRow(begin.step, begin.ctx, known.phase, *counts))
         self.heat[known.phase].add(kept.heat)
@@ -504,8 +404,7 @@ class LiveState:
         second.step = max(second.step, begin.step)
         second.steps += 1
         second.busy += dur
-        second.prompt += known.n_prompt
-        self.n_prompt += known.n_prompt
+        self._add_tokens(end.t, begin.ctx, COMPUTED, known.n_prompt)
         self.lanes.step(begin.step, begin.ctx, begin.t, end.t, known.parts, known.target)
 
     def _layers(self, layers: Layers) -> None:
@@ -535,6 +434,8 @@ class LiveState:
         kept.computes.append(ComputeRow(cells, np.array(gaps, np.int64), np.array(ops.dur)))
 
     def _kv(self, kv: Kv) -> None:
+        if kv.ctx not in self.contexts:
+            return
         cache = self.caches.setdefault((kv.ctx, kv.cache), Cache())
         cache.used, cache.size, cache.n_bytes = kv.used, kv.size, kv.bytes
         cache.moves += kv.op in MOVES
@@ -543,9 +444,15 @@ class LiveState:
         context = self.refs.contexts.get(token.ctx)
         if context is not None and context.event.target >= 0:
             return  # a draft, which the target may reject
-        self.n_tokens += 1
-        self._second(token.t + token.dur).tokens += 1
+        self._add_tokens(token.t + token.dur, token.ctx, OUTPUT, 1)
         self.lanes.token(token)
+
+    def _add_tokens(self, t: int, ctx: int, kind: str, n: int) -> None:
+        """Count tokens of a kind that were there at `t`."""
+        self.tokens[self.model_of(ctx), kind] += n
+        second = self._second(t)
+        second.tokens += n * (kind == OUTPUT)
+        second.prompt += n * (kind == COMPUTED)
 
     # --- time ---
 

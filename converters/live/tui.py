@@ -120,6 +120,10 @@ def _figures(frame: Json, width: int) -> Iterator[Text]:
         ("threads work", "-" if frame["working"] is None else _share(frame["working"]), None),
         ("requests", f"{len(frame['active']):,} of {frame['n_requests']:,}", None),
     ]
+    if frame["slots"]:
+        waits = f", {shown(frame['waits'], 'ns')}" if frame["queued"] else ""
+        figures.append(("in the queue", f"{frame['queued']:,}{waits}", None))
+        figures.append(("from cache", _share(frame["reused"] or 0), None))
     n = max(1, min(MOST_COLUMNS, width // FIGURE))
     each = width // n
     for i in range(0, len(figures), n):
@@ -282,7 +286,9 @@ HELP = """\
 [b]CPUs[/b]          that the program uses, of those of the machine
 [b]wait for CPU[/b]  threads that were ready to run and could not
 [b]threads work[/b]  share of the latest step in which they did not wait
-[b]requests[/b]      under way, of all that began
+[b]requests[/b]      under way, of all that arrived
+[b]in the queue[/b]  requests that wait for a slot, and how long the first has waited
+[b]from cache[/b]    share of the tokens of prompts that need not be read again
 
 In a small chart each character is a second; now is on the right.
 

@@ -20,6 +20,9 @@ Line = dict[str, Any]
 SECOND = 10**9
 BOUNDS = {
     # https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/
+    "gen_ai_server_request_duration_seconds": (
+        "0.01 0.02 0.04 0.08 0.16 0.32 0.64 1.28 2.56 5.12 10.24 20.48 40.96 81.92"
+    ),
     "gen_ai_server_time_to_first_token_seconds": (
         "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0"
     ),
@@ -250,8 +253,12 @@ def test_a_frame_has_the_latest_of_many_steps(tmp_path: Path) -> None:
     assert [step[0] for step in steps] == numbers[-MOST_STEPS:]
 
 
-def test_bounds_are_those_that_the_conventions_advise(state: LiveState) -> None:
+def test_bounds_are_those_that_the_conventions_advise() -> None:
+    state = LiveState()
+    of = state.lanes.times
+    for times, error in ((of.duration, [""]), (of.to_first, []), (of.per_token, [])):
+        times.add(1, "model", "text_completion", *error)
     found = metrics_of(state)
     for name, bounds in BOUNDS.items():
-        buckets = [key[1] for key in found if key[0] == f"{name}_bucket"]
+        buckets = [key[-1] for key in found if key[0] == f"{name}_bucket"]
         assert buckets == [*bounds.split(), "+Inf"]

@@ -10,19 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from llamacpp_instr.converters.live import frames, state
+from llamacpp_instr.converters.live import frames, lanes
 from llamacpp_instr.converters.live.frames import ended, figures_of, is_active, step_details
+from llamacpp_instr.converters.live.lanes import Lane, LiveLanes
 from llamacpp_instr.converters.live.live_session import KEPT, LiveSession
 from llamacpp_instr.converters.live.state import (
     SECOND,
     Cache,
-    Lane,
-    LiveLanes,
     LiveState,
     Second,
     Threads,
     add_times,
 )
+from llamacpp_instr.converters.live.times import Times
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.batches import Part
 from llamacpp_instr.log.graph.ops import BLOCKS
@@ -50,6 +50,11 @@ def token(number: int, seq: int, text: str = "x", **of: Any) -> s.Token:
                    dur=30, **of)  # fmt: skip
 
 
+def n_of(times: Times) -> float:
+    """How many there are."""
+    return sum(histogram.cumulative()[-1][1] for _, histogram in times)
+
+
 # --- lanes ---
 
 
@@ -63,14 +68,15 @@ def test_a_lane_has_the_tokens_of_its_request() -> None:
         (0, "a", 150, 0.5), (1, "b", 1150, 0.5), (2, "c", 2150, 0.5),
     ]  # fmt: skip
     assert (lane.number, lane.n_tokens, lane.n_times, lane.between) == (0, 3, 3, 1000)
-    assert of.gaps.cumulative()[0] == ("0.01", 2)
-    assert of.gaps.sum == pytest.approx(2e-6)
+    (between,) = (histogram for _, histogram in of.times.between)
+    assert between.cumulative()[0] == ("0.01", 2)
+    assert between.sum == pytest.approx(2e-6)
     assert not lane.over
-    assert of.to_first.cumulative()[-1] == ("+Inf", 0), "it goes on"
+    assert n_of(of.times.to_first) == 0, "it goes on"
     of.finish()
     assert lane.over
-    assert of.to_first.cumulative()[-1] == ("+Inf", 1)
-    assert of.per_token.sum == pytest.approx(1e-6)
+    assert n_of(of.times.to_first) == 1
+    assert [histogram.sum for _, histogram in of.times.per_token] == [pytest.approx(1e-6)]
 
 
 def test_a_character_may_need_several_tokens() -> None:
@@ -117,8 +123,7 @@ def test_the_times_of_a_lane_count_once_and_only_with_a_token() -> None:
     for lane in (none, one, two, two):
         of.count(lane)
     assert [lane.counted for lane in (none, one, two)] == [False, True, True]
-    assert of.to_first.cumulative()[-1][1] == 2
-    assert of.per_token.cumulative()[-1][1] == 1
+    assert (n_of(of.times.to_first), n_of(of.times.per_token)) == (2, 1)
     assert (none.between, one.between, two.between) == (None, None, 20_000_000)
 
 
@@ -126,7 +131,7 @@ def test_the_times_of_a_lane_count_once_and_only_with_a_token() -> None:
 def test_the_oldest_lane_that_is_over_is_forgotten(
     end_of: int | None, left: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "LANES", 3)
+    monkeypatch.setattr(lanes, "LANES", 3)
     of = LiveLanes()
     for number in range(3):
         step(of, number, number, 0, 4, True)
@@ -136,7 +141,7 @@ def test_the_oldest_lane_that_is_over_is_forgotten(
     assert len(list(of)) == 3
     step(of, 3, 3, 0, 4, True)
     assert [lane.number for lane in of] == left
-    assert of.to_first.cumulative()[-1][1] == 1, "that of the one that was forgotten"
+    assert n_of(of.times.to_first) == 1, "that of the one that was forgotten"
 
 
 # --- figures ---

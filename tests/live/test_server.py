@@ -229,7 +229,7 @@ def test_nothing_is_up_once_the_program_has_ended(
             afterwards = session.look(metrics_of)
     assert session.over == "not closed"
     assert while_it_runs["up",] == 1
-    assert (afterwards["up",], afterwards["active_requests",]) == (0, 0)
+    assert (afterwards["up",], afterwards["active_requests", "running"]) == (0, 0)
     assert afterwards["requests_total",] == while_it_runs["requests_total",] > 0
 
 

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from llamacpp_instr.converters.live.frames import FrameMaker, figures_of, step_details
-from llamacpp_instr.converters.live.server import metrics_text
-from llamacpp_instr.converters.live.state import BETWEEN, MESSAGES, TO_FIRST, Histogram, LiveState
+from llamacpp_instr.converters.live.metrics import metrics_text
+from llamacpp_instr.converters.live.state import MESSAGES, LiveState
+from llamacpp_instr.converters.live.times import BETWEEN, DURATION, TO_FIRST, Histogram
 from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
@@ -258,6 +259,11 @@ def metrics_of(state: LiveState) -> Samples:
     }
 
 
+def total(samples: Samples, name: str) -> float:
+    """Of a metric, with all labels."""
+    return sum(value for key, value in samples.items() if key[0] == name)
+
+
 def eventful(log: Path, path: Path) -> list[dict[str, Any]]:
     """The log with messages and, for the last step of each context, a failure; its lines."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -293,13 +299,16 @@ def test_metrics_are_what_the_lines_of_the_log_say(log: Path, tmp_path: Path) ->
     first_step = {ctx: min(b["t"] for b in good if b["ctx"] == ctx) for ctx in times}
     prompts = sum(b["n_tokens"] for b in good if b["pos"] == 0)
     firsts = [(t[0] - first_step[ctx]) / 1e9 for ctx, t in times.items()]
+    durations = [(t[-1] - first_step[ctx]) / 1e9 for ctx, t in times.items()]
     per_token = [(t[-1] - t[0]) / (len(t) - 1) / 1e9 for t in times.values() if len(t) > 1]
     gaps = [(b - a) / 1e9 for t in times.values() for a, b in pairwise(t)]
 
     state, _ = state_of(unclosed(tmp_path / "it.log", tmp_path / "open.log"))
     before = metrics_of(state)
     assert before["up",] == 1
-    assert before["active_requests",] == before["requests_total",] == len({b["ctx"] for b in good})
+    n_requests = len({b["ctx"] for b in good})
+    assert before["active_requests", "running"] == before["requests_total",] == n_requests
+    assert before["active_requests", "queued"] == 0
     held = {line["ctx"]: line["buffers"] for line in of["memory"]}
     assert {key[1:]: value for key, value in before.items() if key[0] == "memory_bytes"} == {
         (str(ctx), kind): sum(buffer[kind] for buffer in buffers)
@@ -314,26 +323,27 @@ def test_metrics_are_what_the_lines_of_the_log_say(log: Path, tmp_path: Path) ->
     }
 
     after = metrics_of(state_of(tmp_path / "it.log")[0])
-    for name in ("up", "active_requests"):
-        assert after[name,] == 0
-    assert not {name for name, *_ in after} & {"memory_bytes", "cache_cells"}
+    assert after["up",] == after["active_requests", "running"] == 0
+    assert not {name for name, *_ in after} & {"memory_bytes", "cache_cells", "slots"}
     for samples in (before, after):
-        assert samples["tokens_total", "input"] == prompts
-        assert samples["tokens_total", "output"] == len(of.get("token", ()))
+        assert samples.get(("tokens_total", "model.gguf", "input_computed"), 0) == prompts
+        n_tokens = len(of.get("token", ()))
+        assert samples.get(("tokens_total", "model.gguf", "output"), 0) == n_tokens
         assert samples["steps_total",] == len(good)
         assert samples["failed_steps_total",] == len(ends) - len(good)
         busy = sum(ends[b["step"]]["t"] - b["t"] for b in good) / 1e9
         assert samples["busy_seconds_total",] == pytest.approx(busy)
         assert samples["messages_total",] == MESSAGES + 5
     for name, seconds, bounds in (
+        ("gen_ai_server_request_duration_seconds", durations, DURATION),
         ("gen_ai_server_time_to_first_token_seconds", firsts, TO_FIRST),
         ("gen_ai_server_time_per_output_token_seconds", per_token, BETWEEN),
         ("time_between_tokens_seconds", gaps, BETWEEN),
     ):
         buckets = [value for key, value in after.items() if key[0] == f"{name}_bucket"]
-        assert buckets == histogram(seconds, bounds)
-        assert after[f"{name}_count",] == len(seconds)
-        assert after[f"{name}_sum",] == pytest.approx(sum(seconds))
+        assert buckets == (histogram(seconds, bounds) if seconds else [])
+        assert total(after, f"{name}_count") == len(seconds)
+        assert total(after, f"{name}_sum") == pytest.approx(sum(seconds))
 
 
 def test_a_histogram_has_a_time_in_the_first_bucket_that_holds_it() -> None:
@@ -349,9 +359,9 @@ def test_the_times_of_a_request_count_once_it_has_ended(log: Path, tmp_path: Pat
     state, _ = state_of(unclosed(log, tmp_path / "open.log"))
     name = "gen_ai_server_time_to_first_token_seconds_count"
     n = len({token.ctx for _, token in read_events(log) if isinstance(token, Token)})
-    assert metrics_of(state)[name,] == 0
+    assert total(metrics_of(state), name) == 0
     state.idle = 10**10
     for _ in range(2):
-        assert metrics_of(state)[name,] == n
+        assert total(metrics_of(state), name) == n
     state.finish()
-    assert metrics_of(state)[name,] == n
+    assert total(metrics_of(state), name) == n

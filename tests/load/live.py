@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.kit import ui_kit
 from tests.kit.native_kit import ROOT
@@ -36,8 +37,8 @@ class LiveView:
     """of the viewer with the fewest"""
     lost: int = 0
     """frames, of all viewers"""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """at the end"""
+    metrics: dict[tuple[str, str], float] = field(default_factory=dict)
+    """at the end, by name and kind of tokens"""
     problems: list[str] = field(default_factory=list)
 
     def start(self, log: Path) -> None:
@@ -116,15 +117,15 @@ class LiveView:
                 self.problems.append("a viewer missed a frame")
 
     def _read_metrics(self, text: str) -> None:
-        for line in text.splitlines():
-            if found := re.match(r"(llamacpp_instr_[^ ]+) ([\d.e+-]+)$", line):
-                self.metrics[found[1]] = float(found[2])
+        for family in text_string_to_metric_families(text):
+            for of in family.samples:
+                self.metrics[of.name, of.labels.get("kind", "")] = of.value
 
     def check(self, recording: Recording) -> None:
         """Compare what was shown with the log."""
         for name, expected in (
-            ("llamacpp_instr_steps_total", recording.steps),
-            ('llamacpp_instr_tokens_total{gen_ai_token_type="output"}', recording.sampled),
+            (("llamacpp_instr_steps_total", ""), recording.steps),
+            (("llamacpp_instr_tokens_total", "output"), recording.sampled),
         ):
             if (shown := self.metrics.get(name)) != expected:
                 self.problems.append(f"{name} is {shown}; the log has {expected}")

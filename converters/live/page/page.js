@@ -81,6 +81,7 @@ function drawAll() {
   const frame = what().frame;
   if (!frame) return;
   drawFigures(frame);
+  drawSlots(frame);
   drawLanes(frame);
   time.drawCharts();
   drawHeats(frame);
@@ -103,6 +104,8 @@ function drawFigures(frame) {
   text("first", duration(frame.to_first));
   text("between", duration(frame.between));
   text("active", count(frame.active.length));
+  text("queued", count(frame.queued));
+  text("reused", frame.reused === null ? "–" : `${(100 * frame.reused).toFixed(0)} %`);
   text("cells", frame.cells ? `${count(frame.cells[0])} / ${count(frame.cells[1])}` : "–");
   text("memory", frame.rss ? mib(frame.rss) : "–");
   text("threads", frame.working === null ? "–" : `${(100 * frame.working).toFixed(0)} %`);
@@ -112,6 +115,29 @@ function drawFigures(frame) {
     text("machine", `${cpus.toFixed(cpus < 1 ? 2 : 1)} / ${machine.cpus}`);
     $("machine").title = `load ${machine.load ?? "unknown"}; threads waited ${duration(machine.delay)} for a CPU`;
   }
+}
+
+// What became of a request, or what it does.
+function stateOf(lane, isActive) {
+  if (!isActive) return lane.reason ?? (lane.over ? "done" : "idle");
+  return lane.to_first === null ? "prompt" : "generating";
+}
+
+// The slots of a server that says which request each took, and its queue.
+function drawSlots(frame) {
+  for (const part of document.querySelectorAll(".of-server")) part.hidden = !frame.slots.length;
+  text("queue-note", frame.queued ? `${count(frame.queued)} more wait, the first for ${duration(frame.waits)}.` : "None waits.");
+  const place = $("slots"), active = new Set(frame.active);
+  while (place.children.length > frame.slots.length) place.lastChild.remove();
+  frame.slots.forEach((number, slot) => {
+    const of = place.children[slot] ?? place.appendChild(make("div", {}, make("b"), make("span")));
+    const lane = what().lanes.get(number), works = active.has(number);
+    const state = works && lane ? stateOf(lane, true) : "free";
+    const read = lane && `${count(lane.reused + lane.prompt)} of ${count(lane.size)} tokens`;
+    put(of.firstChild, state);
+    put(of.lastChild, `slot ${slot}${state === "prompt" ? `: ${read}` : state === "generating" ? `: ${count(lane.n_tokens)} tokens` : ""}`);
+    of.classList.toggle("free", state === "free");
+  });
 }
 
 const elements = new Map();
@@ -135,9 +161,8 @@ function drawLanes(frame) {
     if (place.children[i] !== of.element) place.insertBefore(of.element, place.children[i] ?? null);
     of.element.classList.toggle("over", !isActive(lane));
     put(of.name, lane.name || `sequence ${lane.seq}${frame.session.contexts.length > 1 ? ` of context ${lane.ctx}` : ""}`);
-    const state = isActive(lane) ? (lane.to_first === null ? "prompt" : "generating") : lane.over ? "done" : "idle";
     put(of.facts, [
-      ` ${state}`,
+      ` ${stateOf(lane, isActive(lane))}`,
       `prompt: ${count(lane.prompt)} computed${lane.reused ? `, ${count(lane.reused)} reused` : ""}`,
       `${count(lane.n_tokens)} generated`,
       `first token ${duration(lane.to_first)}; then ${duration(lane.between)} each`,
