@@ -6,10 +6,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -51,10 +53,11 @@ class Server:
             return str(answer.read().decode())
 
     def complete(
-        self, prompt: str, n: int, leave_after: float | None = None, trace: str = "", **options: Any
-    ) -> Answer:
-        """Streams `n` tokens, greedily; the client leaves after so many seconds. `trace` is its
-        `traceparent`, `options` are the server's."""
+        self, prompt: str, n: int, leave_after: float = math.inf, trace: str = "",
+        leave: threading.Event | None = None, **options: Any,
+    ) -> Answer:  # fmt: skip
+        """Streams `n` tokens, greedily; the client leaves after so many seconds, or at an event.
+        `trace` is its `traceparent`, `options` are the server's."""
         body = {
             "prompt": prompt, "n_predict": n, "temperature": 0, "stream": True, "ignore_eos": True,
         }  # fmt: skip
@@ -72,7 +75,8 @@ class Server:
                         text.append(piece["content"])
                         first = first or end
                     timings = piece.get("timings", {}) if piece["stop"] else {}
-                if leave_after is not None and time.monotonic_ns() - begin > leave_after * 1e9:
+                late = time.monotonic_ns() - begin > leave_after * 1e9
+                if late or (leave is not None and leave.is_set()):
                     break
         return Answer(begin, first, end, "".join(text), timings)
 
