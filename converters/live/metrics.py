@@ -84,7 +84,7 @@ class _Figures(Collector):
             ("gen_ai_server_time_per_output_token",
              "The time after the first token of a request, divided by the tokens after it.",
              times.per_token),
-            ("llamacpp_instr_request_queue",
+            ("llamacpp_instr_time_in_queue",
              "From the arrival of a request to its first step.", times.queue),
             ("llamacpp_instr_time_between_tokens",
              "From each token of a request to the next.", times.between),

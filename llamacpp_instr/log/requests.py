@@ -226,7 +226,7 @@ class RequestFinder:
     def take(self, taken: Taken, arrival: int, name: str) -> Request:
         """A slot took the request of a mark that began at `arrival`; its steps follow."""
         request = Request(-1, taken.slot, name, arrival, arrival, begin=arrival, marked_end=OPEN)
-        request.taken = taken
+        request.taken, request.reused = taken, taken.cached
         self._taken[taken.slot] = request
         return request
 

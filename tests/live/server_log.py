@@ -32,7 +32,10 @@ def server_events() -> tuple[list[s.Event], int]:
     for event in events:
         if isinstance(event, s.Context):
             event.n_seq_max = SLOTS
+    buffer = s.BufferUse(buffer="CPU", model=2_000_000, context=262_144, compute=65_536)
     more = [
+        s.Memory(t=800, ctx=0, buffers=[buffer], rss=50_000_000),
+        s.Kv(t=2100, ctx=0, op="apply", used=8, size=512),
         mark(900, 0, "begin", name="warm-up"), mark(1550, 0, "end", name="warm-up"),
         mark(1600, 1, "begin"), mark(1650, 2, "begin"),
         taken(1700, 1, 10, 1, 6, 0), taken(1750, 2, 11, 0, 4, 2),

@@ -77,7 +77,7 @@ def test_every_request_is_on_the_page_and_in_the_metrics(watched: Watched) -> No
     assert watched.samples["requests_total",] == n
     for name in ("request_duration", "time_to_first_token", "time_per_output_token"):
         assert count(watched.samples, f"gen_ai_server_{name}_seconds") == n
-    assert count(watched.samples, "request_queue_seconds") == n
+    assert count(watched.samples, "time_in_queue_seconds") == n
     assert len(watched.frame["slots"]) == watched.samples["slots", "free"] == 4
 
 
@@ -102,7 +102,7 @@ def test_times_lie_between_the_servers_and_the_clients(watched: Watched) -> None
     assert computed < total(samples, "gen_ai_server_request_duration_seconds_sum") < waited
     first = sum(of.first - of.begin for of in answers) / 1e9
     assert total(samples, "gen_ai_server_time_to_first_token_seconds_sum") < first
-    queued = total(samples, "request_queue_seconds_sum")
+    queued = total(samples, "time_in_queue_seconds_sum")
     assert 0 < queued < total(samples, "gen_ai_server_time_to_first_token_seconds_sum")
 
 

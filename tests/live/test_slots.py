@@ -117,7 +117,7 @@ def test_metrics_have_each_request_once(tmp_path: Path) -> None:
     duration = "gen_ai_server_request_duration_seconds"
     assert (count(samples, duration), count(samples, duration, "cancelled")) == (4, 2)
     assert total(samples, f"{duration}_sum") == pytest.approx((2000 + 3950 + 3100 + 1950) / 1e9)
-    queue = "request_queue_seconds"
+    queue = "time_in_queue_seconds"
     assert count(samples, queue) == 3
     assert total(samples, f"{queue}_sum") == pytest.approx((400 + 350 + 1400) / 1e9)
     to_first, per_token = [919, 1919], [1000, 1000]
