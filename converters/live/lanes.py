@@ -84,7 +84,7 @@ class LiveLanes:
         self.n_requests = 0
         """that began"""
         self.slots: dict[int, Lane] = {}
-        """the latest request of each slot, if the application notes which slot takes a request"""
+        """the latest request of each, if the application notes which slot takes a request"""
         self.times = RequestTimes()
         self.silent: dict[int, int] = {}
         """by context, outputs of prompts that may stand for tokens that the log does not have: they
@@ -127,14 +127,13 @@ class LiveLanes:
 
     def take(self, taken: Taken, mark: Mark) -> None:
         """A slot took the request of a mark."""
-        request = self._finder.take(taken, mark.t, mark.name)
-        self.slots[taken.slot] = self._lane_of(request)
+        self.slots[taken.slot] = self._lane_of(self._finder.take(taken, mark.t, mark.name))
 
     def serve(self, served: Served) -> None:
         """The request of a slot ends; the end of its mark follows."""
-        lane = self.slots.get(served.slot)
-        if lane is not None and lane.request.taken and lane.request.taken.mark == served.mark:
-            lane.request.served = served
+        request = self.slots[served.slot].request if served.slot in self.slots else None
+        if request is not None and (request.taken is None or request.taken.mark == served.mark):
+            request.served = served
 
     def mark(self, begin: Mark, end: Mark) -> None:
         """A mark has ended."""
@@ -165,6 +164,8 @@ class LiveLanes:
             lane = Lane(self.n_requests, request)
             self.n_requests += 1
             self._lanes[id(request)] = self._of_sequence[key] = lane
+            if self.slots:
+                self.slots[request.seq] = lane  # a copy takes no slot
             if len(self._lanes) > LANES:
                 self._forget()
         return lane

@@ -281,7 +281,9 @@ class LiveState:
         if self.is_over or not self.lanes.slots:
             return []
         marks = (mark for _, mark in self.refs.open_marks.values())
-        return [mark for mark in marks if mark.name == REQUEST and mark.mark not in self._taken]
+        waits = [mark for mark in marks if mark.name == REQUEST and mark.mark not in self._taken]
+        copies = (lane.request.arrival < 0 and not lane.over for lane in self.lanes.slots.values())
+        return waits[sum(copies) :]  # a copy of a prompt has its slot, and the log does not say so
 
     @property
     def n_requests(self) -> int:

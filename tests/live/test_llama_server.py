@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,16 @@ def watched(
     cats = [["there was a cat " * (i + k % 2) for k in each] for i in range(CLIENTS)]
     prompts = [[f"Once upon a time {cat}" for cat in of] for of in cats]
     n = [[4 + i + k for k in each] for i in range(CLIENTS)]
-    with llama_server(demo_model, log, "-c", "2048", "-np", "4") as server:
-        with followed(log) as (session, _):
-            answers = server.complete_all(prompts, n)
-            found = re.findall(r"^llamacpp:(\w+) (\S+)$", server.get("/metrics"), re.MULTILINE)
-            over = CLIENTS * request.param
-            wait_for(session, lambda of: sum(lane.over for lane in of.lanes) == over)
-            samples, text = session.look(metrics_of), session.look(metrics_text)
-            frame = msgspec.json.decode(session.key_frame(-1)[1])
+    with (
+        llama_server(demo_model, log, "-c", "2048", "-np", "4") as server,
+        followed(log) as (session, _),
+    ):
+        answers = server.complete_all(prompts, n)
+        found = re.findall(r"^llamacpp:(\w+) (\S+)$", server.get("/metrics"), re.MULTILINE)
+        over = CLIENTS * request.param
+        wait_for(session, lambda of: sum(lane.over for lane in of.lanes) == over)
+        samples, text = session.look(metrics_of), session.look(metrics_text)
+        frame = msgspec.json.decode(session.key_frame(-1)[1])
     return Watched(answers, {name: float(value) for name, value in found}, frame, samples, text)
 
 
@@ -112,22 +115,20 @@ def test_promtool_finds_no_fault(watched: Watched) -> None:
 
 def test_a_request_waits_until_the_only_slot_is_free(demo_model: Path, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
-    with llama_server(demo_model, log, "-c", "32768", "-np", "1") as server:
-        with followed(log) as (session, _):
-            leave = threading.Event()
-            leaves = {"leave": leave}
-            first = threading.Thread(target=server.complete, args=("Once", 30_000), kwargs=leaves)
-            first.start()
-            wait_for(session, lambda of: of.n_tokens > 2)
-            second = threading.Thread(target=server.complete, args=("A dog", 4))
-            second.start()
-            wait_for(session, lambda of: len(of.queue) == 1)
-            queued = session.look(metrics_of)
-            leave.set()
-            for thread in (first, second):
-                thread.join()
-            wait_for(session, lambda of: sum(lane.over for lane in of.lanes) == 2)
-            frame = msgspec.json.decode(session.key_frame(-1)[1])
+    with (
+        llama_server(demo_model, log, "-c", "32768", "-np", "1") as server,
+        followed(log) as (session, _),
+        ThreadPoolExecutor() as clients,
+    ):
+        leave = threading.Event()
+        clients.submit(server.complete, "Once", 30_000, leave=leave)
+        wait_for(session, lambda of: of.n_tokens > 2)
+        clients.submit(server.complete, "A dog", 4)
+        wait_for(session, lambda of: len(of.queue) == 1)
+        queued = session.look(metrics_of)
+        leave.set()
+        wait_for(session, lambda of: sum(lane.over for lane in of.lanes) == 2)
+        frame = msgspec.json.decode(session.key_frame(-1)[1])
     assert queued["active_requests", "queued"] == queued["active_requests", "running"] == 1
     assert (queued["slots", "used"], queued["slots", "free"]) == (1, 0)
     assert [lane["reason"] for lane in frame["lanes"]] == ["cancelled", "limit"]

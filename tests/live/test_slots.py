@@ -10,9 +10,10 @@ import pytest
 from llamacpp_instr.converters.live.frames import FrameMaker, figures_of, is_active
 from llamacpp_instr.converters.live.state import LiveState
 from llamacpp_instr.converters.live.tui import draw
+from llamacpp_instr.log import schema as s
 from tests.kit.batched_log import Batch, batched_log
 from tests.kit.made_log import encode
-from tests.live.server_log import END, server_events
+from tests.live.server_log import END, mark, served, server_events, taken
 from tests.live.test_state import Samples, metrics_of, state_of, total
 
 Frame = dict[str, Any]
@@ -41,7 +42,8 @@ def slots_of(frame: Frame) -> list[str]:
         else:
             lane = lanes[number]
             state = "prompt" if lane["to_first"] is None else "generating"
-            found.append(f"{lane['name'].split(',')[0]} {state}")
+            name = lane["name"] or f"sequence {lane['seq']}"
+            found.append(f"{name.split(',')[0]} {state}")
     return found
 
 
@@ -156,6 +158,22 @@ def test_frames_tell_of_a_prompt_that_was_read(tmp_path: Path) -> None:
     assert [[known[lane["lane"]][fact] for fact in facts] for lane in key["lanes"]] == [
         [lane[fact] for fact in facts] for lane in key["lanes"]
     ]
+
+
+def test_a_copy_of_a_prompt_has_a_slot_and_does_not_wait(tmp_path: Path) -> None:
+    """The server notes a slot only for the request that it copies."""
+    events = batched_log([Batch([(0, 0, 4)], sampled=[(0, 1, "a"), (1, 2, "b")])])
+    start = max(event.t for event in events if isinstance(event, s.Graph))
+    more = [mark(100, 1, "begin"), mark(101, 2, "begin"), taken(200, 1, 10, 0, 4, 0),
+            served(2000, 2, 11, 1, 0, 4, 1, "limit")]  # fmt: skip
+    for event in more:
+        event.t += start
+    events = sorted([*events, *more], key=lambda event: event.t)
+    (tmp_path / "server.log").write_bytes(encode(events))
+    state, frames = state_of(tmp_path / "server.log")
+    assert state.queue == []
+    assert slots_of(dict(frames[-1])) == ["task 10 generating", "sequence 1 generating"]
+    assert [lane.request.served and lane.request.served.task for lane in state.lanes] == [None, 11]
 
 
 # --- applications that sample by themselves ---
