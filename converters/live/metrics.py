@@ -19,7 +19,6 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from llamacpp_instr import __version__
 from llamacpp_instr.converters.live.frames import ended, figures_of, is_active
 from llamacpp_instr.converters.live.state import LiveState
 
@@ -65,10 +64,8 @@ class _Figures(Collector):
         yield self._by_state("active_requests", "Requests under way.", active)
         if state.start is not None:
             of = state.start.producer
-            build = {"llama_cpp": of.llama_cpp, "commit": of.commit, "patches": of.patches}
-            about = "Who reads and who wrote the log."
-            build = {"version": __version__, **build}
-            yield InfoMetricFamily("llamacpp_instr_build", about, build)
+            build = {"version": of.llama_cpp, "commit": of.commit, "patches": of.patches}
+            yield InfoMetricFamily("llamacpp_instr_build", "Who wrote the log.", build)
         if not state.is_over:  # else the contexts are gone
             yield from self._contexts()
 

@@ -1,6 +1,7 @@
 """Takes the pictures of docs/how-to/watch-a-session.md: `python -m tests.programs.live_pictures`.
 
-They show a real recording, of four requests at once, in the page and in the terminal.
+They show a real recording, of four requests at once, in the page and in the terminal, and a
+llama-server with four slots and eight clients.
 """
 
 from __future__ import annotations
@@ -13,18 +14,24 @@ import subprocess
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from llamacpp_instr.converters.live.live_session import LiveSession
 from llamacpp_instr.converters.live.tui import LiveApp
 from llamacpp_instr.log.runs import FollowedLog
 from tests.kit import ui_kit
-from tests.kit.native_kit import ROOT
+from tests.kit.llama_programs import llama_server
+from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.programs import recording
 from tests.kit.ui_kit import look_at_page, served
 
 IMAGES = ROOT / "docs" / "images"
 TERMINAL = (110, 34)
+WHO = ("a girl", "a boy", "a dog", "a cat", "a bird", "a king", "an owl", "a frog")
+THINGS = ("who had a ball", "who lost a hat", "who liked to sing", "who went to a lake") * 5
+TOKENS = 200
+"""of each answer"""
 SECONDS = 25
 """of recording before a picture"""
 
@@ -37,6 +44,16 @@ def main() -> None:
             with served(log, command="live") as address:
                 take_page(address, IMAGES / "live.png")
             take_terminal(log, Path(folder), IMAGES / "live-tui.png")
+        take_server(Path(folder) / "server.log", IMAGES / "live-server.png")
+
+
+def take_server(log: Path, picture: Path) -> None:
+    prompts = [[f"Once upon a time there was {who} {thing}" for thing in THINGS] for who in WHO]
+    options = ("-c", "2048", "-np", "4")
+    with llama_server(DEMO, log, *options) as server, ThreadPoolExecutor(1) as clients:
+        clients.submit(server.complete_all, prompts, [[TOKENS] * len(THINGS)] * len(WHO))
+        with served(log, command="live") as address:
+            take_page(address, picture)
 
 
 def take_page(address: str, picture: Path) -> None:
