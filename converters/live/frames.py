@@ -248,11 +248,10 @@ def _lane(lane: Lane, tokens: Iterable[Shown]) -> Json:
     request = lane.request
     taken, served = request.taken, request.served
     same = ("name", "ctx", "seq", "first", "begin", "end", "reused", "prompt")
-    named = {"name": f"task {taken.task}, slot {taken.slot}"} if taken else {}
     return {
         "lane": lane.number,
         **{key: getattr(request, key) for key in same},
-        **named,
+        "task": taken.task if taken else None,
         "size": taken.prompt if taken else None,
         "reason": served.end if served else None,
         "arrived": request.arrival >= 0,

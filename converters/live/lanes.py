@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from llamacpp_instr.converters.live.times import RequestTimes, operation_of
+from llamacpp_instr.converters.live.times import RequestTimes
 from llamacpp_instr.log.batches import Part
 from llamacpp_instr.log.requests import Request, RequestFinder, Served, Taken
 from llamacpp_instr.log.schema import Mark, Token
@@ -173,9 +173,9 @@ class LiveLanes:
     def _count_gaps(self, lane: Lane) -> int:
         """Count the times between the tokens that are new; returns how many are."""
         times, new = lane.request.token_times, len(lane.request.token_times) - lane.n_times
-        labels = self._model_of(lane.request.ctx), operation_of(lane.request)
+        model = self._model_of(lane.request.ctx)
         for i in range(max(lane.n_times, 1), len(times)):
-            self.times.between.add(times[i] - times[i - 1], *labels)
+            self.times.between.add(times[i] - times[i - 1], model)
         lane.n_times = len(times)
         return max(new, 0)
 

@@ -86,7 +86,9 @@ class _Figures(Collector):
             ("llamacpp_instr_time_between_tokens",
              "From each token of a request to the next.", times.between),
         ):  # fmt: skip
-            labels = ["gen_ai_provider_name", MODEL, OPERATION]
+            labels = ["gen_ai_provider_name", MODEL]
+            if histograms is not times.between:
+                labels.append(OPERATION)
             if histograms is times.duration:
                 labels.append(ERROR)
             family = HistogramMetricFamily(f"{name}_seconds", about, labels=labels)

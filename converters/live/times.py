@@ -74,7 +74,7 @@ class RequestTimes:
         self.per_token = Times(BETWEEN)
         """the mean time from a token to the next"""
         self.between = Times(BETWEEN)
-        """from each token to the next, also of requests under way"""
+        """from each token to the next, also of requests under way; without the operation"""
 
     def count(self, request: Request, model: str, between: float | None) -> bool:
         """Count a request that has ended, and return whether it counts; `between` is the mean time
@@ -84,7 +84,7 @@ class RequestTimes:
         if served is None and (to_first is None or request.marked_end == OPEN):
             return False
         error = CANCELLED if served and served.end == CANCELLED else ""
-        labels = model, operation_of(request)
+        labels = model, served.operation if served else "text_completion"
         self.duration.add(request.total, *labels, error)
         if request.queued is not None and request.first_step >= 0:
             self.queue.add(request.queued, *labels)
@@ -93,10 +93,3 @@ class RequestTimes:
             if between is not None:
                 self.per_token.add(between, *labels)
         return True
-
-
-def operation_of(request: Request) -> str:
-    """The value of `gen_ai.operation.name`, as far as a log has it: whether tokens were asked for.
-    llama.cpp does not see whether a prompt is a chat."""
-    done = request.served is not None and request.served.stop == "done"
-    return "embeddings" if done else "text_completion"

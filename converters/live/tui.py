@@ -179,7 +179,8 @@ def _lanes(frame: Json, width: int, height: int) -> Iterator[Text]:
     for lane in lanes[: height - 2]:
         under_way = lane["lane"] in active
         state = "▸" if under_way else "✓" if lane["over"] else "·"
-        name = printable(lane["name"]) or f"sequence {lane['seq']}"
+        known = None if lane["task"] is None else f"slot {lane['seq']} #{lane['task']}"
+        name = known or printable(lane["name"]) or f"sequence {lane['seq']}"
         facts = (
             f"{lane['prompt']:>7,}{_time(lane['to_first']):>9}{_time(lane['between']):>10}"
             f"{lane['n_tokens']:>7,}  "
@@ -292,6 +293,7 @@ HELP = """\
 
 In a small chart each character is a second; now is on the right.
 
+llama-server's requests have their slot and the number of their task.
 A request is ▸ under way, ✓ done, or · without a new token for a while.
 Tokens on [white on #8a3a10] orange [/] came later than usual.
 

@@ -69,6 +69,8 @@ class Served(msgspec.Struct, frozen=True):
     stream: bool
     truncated: bool
     stop: Literal["none", "eos", "word", "limit", "done"]
+    path: str = ""
+    """of the address that the client asked; empty if no tokens were asked for"""
     traceparent: str = ""
     """of the client, as W3C Trace Context has it; empty without one"""
 
@@ -77,6 +79,14 @@ class Served(msgspec.Struct, frozen=True):
         """Why it ended."""
         names = {"none": "cancelled", "eos": "end token", "word": "stop word"}
         return names.get(self.stop, self.stop)
+
+    @property
+    def operation(self) -> str:
+        """Its `gen_ai.operation.name` in OpenTelemetry's conventions."""
+        if self.stop == "done":
+            return "embeddings"
+        chats = {"chat", "messages", "responses"} & set(self.path.split("/"))
+        return "chat" if chats else "text_completion"
 
 
 class Taken(msgspec.Struct, frozen=True):

@@ -66,5 +66,5 @@ def served(
 ) -> s.Event:
     data = {"mark": number, "task": task, "slot": slot, "cached": cached, "computed": computed,
             "generated": n, "drafted": 0, "accepted": 0, "verified": 0, "stream": True,
-            "truncated": False, "stop": stop}  # fmt: skip
+            "truncated": False, "stop": stop, "path": "/v1/chat/completions"}  # fmt: skip
     return s.Note(t=t, name="request", data=data)

@@ -75,7 +75,7 @@ def watched(
 
 def test_every_request_is_on_the_page_and_in_the_metrics(watched: Watched) -> None:
     lanes, n = watched.frame["lanes"], len(watched.answers)
-    assert len({lane["name"] for lane in lanes}) == len(lanes) == watched.frame["n_requests"] == n
+    assert len({lane["task"] for lane in lanes}) == len(lanes) == watched.frame["n_requests"] == n
     assert {lane["reason"] for lane in lanes} == {"limit"}
     assert watched.samples["requests_total",] == n
     for name in ("request_duration", "time_to_first_token", "time_per_output_token"):

@@ -175,13 +175,13 @@ def test_as_many_figures_a_line_as_have_room(width: int, columns: int) -> None:
 
 
 LANES = [
-    {"lane": 7, "name": "chat", "seq": 1, "over": False, "prompt": 1200, "to_first": 1e6,
-     "between": None, "n_tokens": 3,
+    {"lane": 7, "task": None, "name": "chat", "seq": 1, "over": False, "prompt": 1200,
+     "to_first": 1e6, "between": None, "n_tokens": 3,
      "tokens": [[0, "One", 0, None], [1, "\n two", 1000, None], [2, " three", 2_000_000, None]]},
-    {"lane": 6, "name": "", "seq": 11, "over": True, "prompt": 1, "to_first": None,
+    {"lane": 6, "task": None, "name": "", "seq": 11, "over": True, "prompt": 1, "to_first": None,
      "between": 5e6, "n_tokens": 1300, "tokens": []},
-    {"lane": 5, "name": "a name without an end", "seq": 12, "over": False, "prompt": 2,
-     "to_first": None, "between": None, "n_tokens": 0, "tokens": []},
+    {"lane": 5, "task": None, "name": "a name without an end", "seq": 12, "over": False,
+     "prompt": 2, "to_first": None, "between": None, "n_tokens": 0, "tokens": []},
 ]  # fmt: skip
 ROWS = [
     "                 prompt    first then each tokens  text",

@@ -42,8 +42,8 @@ def slots_of(frame: Frame) -> list[str]:
         else:
             lane = lanes[number]
             state = "prompt" if lane["to_first"] is None else "generating"
-            name = lane["name"] or f"sequence {lane['seq']}"
-            found.append(f"{name.split(',')[0]} {state}")
+            task = "copy" if lane["task"] is None else f"task {lane['task']}"
+            found.append(f"{task} {state}")
     return found
 
 
@@ -81,11 +81,12 @@ def test_the_first_in_the_queue_has_waited_longest(tmp_path: Path) -> None:
 
 def test_a_lane_says_what_the_server_noted(tmp_path: Path) -> None:
     lanes = frame_at(END, tmp_path / "server.log")["lanes"]
-    keys = ("name", "arrived", "prompt", "reused", "size", "n_tokens", "reason", "over", "to_first")
+    keys = ("task", "seq", "arrived", "prompt", "reused", "size", "n_tokens", "reason", "over",
+            "to_first")  # fmt: skip
     assert [tuple(lane[key] for key in keys) for lane in lanes] == [
-        ("task 10, slot 1", True, 6, 0, 6, 2, "limit", True, 919),
-        ("task 11, slot 0", True, 2, 2, 4, 3, "cancelled", True, 869),
-        ("task 12, slot 1", True, 3, 6, 9, 2, "end token", True, 1919),
+        (10, 1, True, 6, 0, 6, 2, "limit", True, 919),
+        (11, 0, True, 2, 2, 4, 3, "cancelled", True, 869),
+        (12, 1, True, 3, 6, 9, 2, "end token", True, 1919),
     ]
     assert ["".join(token[1] for token in lane["tokens"]) for lane in lanes] == ["ac", "bdg", "ef"]
 
@@ -118,6 +119,7 @@ def test_metrics_have_each_request_once(tmp_path: Path) -> None:
     samples = metrics_of(state_at(END, tmp_path / "server.log"))
     duration = "gen_ai_server_request_duration_seconds"
     assert (count(samples, duration), count(samples, duration, "cancelled")) == (4, 2)
+    assert (count(samples, duration, "chat"), count(samples, duration, "unknown")) == (3, 1)
     assert total(samples, f"{duration}_sum") == pytest.approx((2000 + 3950 + 3100 + 1950) / 1e9)
     queue = "time_in_queue_seconds"
     assert count(samples, queue) == 3
@@ -143,7 +145,7 @@ def test_requests_under_way_when_the_program_ends_have_no_duration(tmp_path: Pat
 def test_the_terminal_shows_the_queue_and_the_cache(tmp_path: Path) -> None:
     frame = {**frame_at(3000, tmp_path / "server.log"), "over": None}
     drawn = " ".join(" ".join(line.plain for line in draw(frame, 100, 24, None, False)).split())
-    for words in ("in the queue 2, 400 ns", "from cache 20 %", "▸ task 11, slo"):
+    for words in ("in the queue 2, 400 ns", "from cache 20 %", "▸ slot 0 #11 "):
         assert words in drawn
 
 
@@ -172,7 +174,7 @@ def test_a_copy_of_a_prompt_has_a_slot_and_does_not_wait(tmp_path: Path) -> None
     (tmp_path / "server.log").write_bytes(encode(events))
     state, frames = state_of(tmp_path / "server.log")
     assert state.queue == []
-    assert slots_of(dict(frames[-1])) == ["task 10 generating", "sequence 1 generating"]
+    assert slots_of(dict(frames[-1])) == ["task 10 generating", "copy generating"]
     assert [lane.request.served and lane.request.served.task for lane in state.lanes] == [None, 11]
 
 

@@ -10,8 +10,15 @@ import pytest
 
 from llamacpp_instr.log import requests
 from llamacpp_instr.log.batches import Part
-from llamacpp_instr.log.requests import Request, RequestFinder, find_requests
-from llamacpp_instr.log.schema import CONTEXTS_KEPT, Mark
+from llamacpp_instr.log.requests import (
+    Request,
+    RequestFinder,
+    Served,
+    Taken,
+    find_requests,
+    read_note,
+)
+from llamacpp_instr.log.schema import CONTEXTS_KEPT, Mark, Note
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch
 
@@ -253,3 +260,70 @@ def test_marks_of_no_sequence_and_instants_name_no_request(tmp_path: Path) -> No
         path = tmp_path / f"{seq}.log"
         _, (request,) = find_requests(session_of(path, [*sketch.events, *marks]))
         assert request.name == name
+
+
+@pytest.mark.parametrize(
+    ("path", "stop", "operation"),
+    [
+        ("/v1/chat/completions", "limit", "chat"), ("/v1/messages", "eos", "chat"),
+        ("/prefix/v1/responses", "none", "chat"), ("/v1/completions", "limit", "text_completion"),
+        ("/infill", "word", "text_completion"), ("", "limit", "text_completion"),
+        ("", "done", "embeddings"),
+    ],
+)  # fmt: skip
+def test_the_path_of_a_request_says_what_was_asked_for(
+    path: str, stop: str, operation: str
+) -> None:
+    known = dict.fromkeys(("mark", "task", "slot", "cached", "computed", "generated", "drafted",
+                           "accepted", "verified"), 0)  # fmt: skip
+    data = {**known, "stream": True, "truncated": False, "stop": stop, "path": path}
+    served = read_note(Note(t=0, name="request", data=data))
+    assert isinstance(served, Served)
+    assert served.operation == operation
+
+
+def test_a_note_of_another_application_is_none_of_a_request() -> None:
+    assert read_note(Note(t=0, name="request", data={"id": 7})) is None
+    assert read_note(Note(t=0, name="slot", data="x")) is None
+    assert read_note(Note(t=0, name="documents", data={"found": 3})) is None
+
+
+# --- slots ---
+
+
+def taken(slot: int, mark: int = 0) -> Taken:
+    return Taken(mark, slot, prompt=5, cached=3, here=3, elsewhere=0, before=0, moved=0, reuse=True)
+
+
+def test_a_slot_has_the_request_that_it_took_until_its_mark_ends() -> None:
+    """Whatever its steps look like, and also before the first."""
+    finder = Finder()
+    request = finder.take(taken(0), 50, "request")
+    assert (request.arrival, request.reused, request.ctx, request.first_step) == (50, 3, -1, -1)
+    assert finder.serve(3, 2, prompt=True) is request
+    assert (request.ctx, request.begin, request.queued) == (0, 110, 60)
+    finder.sample()
+    assert finder.serve(0, 4, prompt=True) is request, "a prompt that is computed again"
+    finder.sample()
+    finder.sample()
+    assert len(request.token_times) == 3, "a second token from one output"
+    finder.span(0, 50, 290, "request")
+    assert (request.marked_end, request.end) == (290, 290)
+    assert finder.serve(9, 2, prompt=True) is not request
+
+
+def test_a_slot_that_takes_another_request_has_that_one() -> None:
+    finder = Finder()
+    first = finder.serve(0, 5, prompt=True)
+    finder.sample()
+    second = finder.take(taken(0), 130, "request")
+    assert finder.serve(5) is second, "one token looks like the next of the first request"
+    assert finder.all() == [first, second]
+
+
+def test_a_request_that_ends_before_its_first_step_has_no_steps() -> None:
+    finder = Finder()
+    request = finder.take(taken(0), 50, "request")
+    finder.span(0, 50, 90, "request")
+    assert request.end == request.marked_end == 90
+    assert finder.serve(0, 5, prompt=True) is not request

@@ -143,6 +143,8 @@ def test_a_request_names_the_clients_trace(demo_model: Path, tmp_path: Path) -> 
     assert first.served.traceparent == TRACE
     assert second.served is not None
     assert second.served.traceparent == ""
+    assert second.served.path == "/completion"
+    assert second.served.operation == "text_completion"
 
 
 def test_a_client_may_leave_the_queue(demo_model: Path, tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ function drawLanes(frame) {
     const of = elements.get(lane.lane) ?? newLane(lane.lane);
     if (place.children[i] !== of.element) place.insertBefore(of.element, place.children[i] ?? null);
     of.element.classList.toggle("over", !isActive(lane));
-    put(of.name, lane.name || `sequence ${lane.seq}${frame.session.contexts.length > 1 ? ` of context ${lane.ctx}` : ""}`);
+    put(of.name, lane.task !== null ? `task ${lane.task}, slot ${lane.seq}` : lane.name || `sequence ${lane.seq}${frame.session.contexts.length > 1 ? ` of context ${lane.ctx}` : ""}`);
     put(of.facts, [
       ` ${stateOf(lane, isActive(lane))}`,
       `prompt: ${count(lane.prompt)} computed${lane.reused ? `, ${count(lane.reused)} reused` : ""}`,

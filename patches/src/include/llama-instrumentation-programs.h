@@ -85,11 +85,11 @@ class llama_instr_request {
   public:
     llama_instr_request() = default;
 
-    llama_instr_request(llama_instr_request && other) noexcept : id(std::exchange(other.id, -1)), trace(std::move(other.trace)) {}
+    llama_instr_request(llama_instr_request && other) noexcept : id(std::exchange(other.id, -1)), origin(std::move(other.origin)) {}
 
     llama_instr_request & operator=(llama_instr_request && other) noexcept {
         std::swap(id, other.id);
-        std::swap(trace, other.trace);
+        std::swap(origin, other.origin);
         return *this;
     }
 
@@ -101,23 +101,33 @@ class llama_instr_request {
         }
     }
 
+    // a child, which shares the prompt of another request
+    void begin(const llama_instr_request & parent) {
+        origin = parent.origin;
+        begin();
+    }
+
     // the id of its mark, -1 if it is not recorded
     int64_t mark() const { return id; }
 
-    // the client's trace, from the header of W3C Trace Context: https://www.w3.org/TR/trace-context/#traceparent-header
-    template <typename Headers> void follow(const Headers & headers) {
-        for (const auto & header : headers) {
+    // what the client asks for, and its trace, from the header of W3C Trace Context:
+    // https://www.w3.org/TR/trace-context/#traceparent-header
+    template <typename Http> void follow(const Http & http) {
+        if (http.path.size() < 100 && http.path.find_first_of("\"\\") == std::string::npos) {
+            origin = ",\"path\":\"" + http.path + "\"";
+        }
+        for (const auto & header : http.headers) {
             std::string name = header.first;
             std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
             const std::string & value = header.second;
             if (name == "traceparent" && value.size() == 55 && value.find_first_not_of("0123456789abcdef-") == std::string::npos) {
-                trace = value;
+                origin += ",\"traceparent\":\"" + value + "\"";
             }
         }
     }
 
-    // a member of a JSON object, empty without a client's trace
-    std::string parent() const { return trace.empty() ? "" : ",\"traceparent\":\"" + trace + "\""; }
+    // the same as members of a JSON object
+    const std::string & asked() const { return origin; }
 
     // seq: the sequence that served it
     void end(int32_t seq) const {
@@ -129,7 +139,7 @@ class llama_instr_request {
 
   private:
     mutable int64_t id = -1;  // a slot's task is constant
-    std::string     trace;
+    std::string     origin;
 };
 
 // common_sampler_sample: `token` and `candidates` are what it returns
