@@ -117,8 +117,9 @@ class FrameMaker:
         """how many were sent"""
         self._second = -1
         """the latest that was sent"""
-        self._lanes: dict[int, tuple[int, int, bool]] = {}
-        """of each lane that was sent: its tokens, those of its prompt, and whether it was over"""
+        self._lanes: dict[int, tuple[int, ...]] = {}
+        """of each lane that was sent: its tokens, their times, the tokens of its prompt, and
+        whether it was over"""
 
     def next_frame(self, catching_up: bool) -> Json:
         """What is new since the last call."""
@@ -152,10 +153,10 @@ class FrameMaker:
         return frame
 
     def _changed_lanes(self) -> Iterator[Json]:
-        known: dict[int, tuple[int, int, bool]] = {}
+        known: dict[int, tuple[int, ...]] = {}
         for lane in self._state.lanes:
-            sent = self._lanes.get(lane.number, (-1, 0, False))
-            known[lane.number] = lane.n_tokens, lane.request.prompt, lane.over
+            sent, n_times = self._lanes.get(lane.number, (-1,)), len(lane.request.token_times)
+            known[lane.number] = lane.n_tokens, n_times, lane.request.prompt, lane.over
             if sent != known[lane.number]:
                 yield _lane(lane, [token for token in lane.tokens if token.index >= sent[0]])
         self._lanes = known

@@ -141,7 +141,8 @@ def test_a_viewer_says_what_it_has(after: str | None, n: int) -> None:
 @pytest.mark.parametrize("under_way", [True, False])
 def test_a_request_under_way_stands_out(under_way: bool) -> None:
     lane = {"lane": 7, "task": None, "name": "chat", "seq": 1, "over": False, "prompt": 3,
-            "to_first": None, "between": None, "n_tokens": 1, "tokens": [[0, "One", 0, None]]}  # fmt: skip
+            "to_first": None, "between": None, "n_tokens": 1,
+            "tokens": [[0, "One", 0, None]]}  # fmt: skip
     of = {"lanes": [lane], "active": [7] if under_way else [], "n_requests": 1, "between": None}
     (_, _, line) = _lanes(of, 80, 3)
     styles = {line.plain[span.start : span.end].strip(): span.style for span in line.spans}

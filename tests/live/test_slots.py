@@ -194,6 +194,14 @@ def test_outputs_are_tokens_if_the_log_has_none(tmp_path: Path) -> None:
         assert state.n_tokens == sum(second.tokens for second in state.seconds) == n
 
 
+def test_frames_tell_of_outputs_that_are_tokens(tmp_path: Path) -> None:
+    batches = [Batch([(0, 0, 4)]), Batch([(0, 4, 1)]), Batch([(0, 5, 1)])]
+    (tmp_path / "it.log").write_bytes(encode(batched_log(batches)))
+    _, frames = state_of(tmp_path / "it.log", 1)
+    lanes = [lane for frame in map(dict[str, Any], frames[:-1]) for lane in frame["lanes"]]
+    assert [lane["n_tokens"] for lane in lanes] == [1, 2, 3]
+
+
 def test_a_token_of_the_log_counts_once(tmp_path: Path) -> None:
     sampled = [Batch([(0, 0, 4)], sampled=[(0, 1, "a")]), Batch([(0, 4, 1)], sampled=[(0, 1, "b")])]
     (tmp_path / "it.log").write_bytes(encode(batched_log(sampled)))
