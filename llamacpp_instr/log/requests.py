@@ -145,7 +145,7 @@ class Request:
     marked_end: int = -1
     """when the mark ended, -1 without one, OPEN before"""
     served: Served | None = None
-    """what llama-server noted at its end; only `find_requests` fills both"""
+    """what llama-server noted at its end; `find_requests` and the live view fill both"""
     taken: Taken | None = None
     """when a slot took it"""
 
