@@ -230,8 +230,22 @@ def compare(a: Median, b: Median, n_family: int, *, in_turns: bool = False) -> R
         pairs = np.log(np.maximum(b.each, 1.0)) - np.log(np.maximum(a.each, 1.0))
         if not np.isnan(pairs).any():
             error, freedom = _deviation(pairs) / math.sqrt(len(pairs)), len(pairs) - 1
-    reach = math.exp(student_quantile(1 - ERROR / 2 / max(1, n_family), freedom) * error)
+    reach = _reach(error, freedom, n_family)
     return Ratio(a.value, b.value, value, value / reach, value * reach)
+
+
+def interval(median: Median, n_family: int) -> tuple[float, float] | None:
+    """The interval of a median in ns, one of a family of `n_family`; None if the noise is
+    unknown."""
+    if median.log_error is None:
+        return None
+    reach = _reach(median.log_error, median.freedom, n_family)
+    return median.value / reach, median.value * reach
+
+
+def _reach(error: float, freedom: int, n_family: int) -> float:
+    """The factor from a figure to the end of its interval; `error` is that of its logarithm."""
+    return math.exp(student_quantile(1 - ERROR / 2 / max(1, n_family), freedom) * error)
 
 
 def student_quantile(p: float, freedom: int) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.bench import bench_reports
 from llamacpp_instr.converters.analyses.clock import (
     Machine,
     clock_report,
@@ -54,6 +55,7 @@ def compute_summary(session: Session, probe: Probe | None = None) -> list[Report
     clock = clock_report(facts.clock, facts.requests)
     sections = [
         _overview(session, clock_sentences(clock, len(facts.requests))),
+        *bench_reports(account),
         compute_findings(facts),
         clock,
         _speed(account, notes),

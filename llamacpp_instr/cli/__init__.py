@@ -36,6 +36,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "doctor": "Show what is installed and what is missing.",
         "run": "Run a model and record the session as a log.",
         "exec": "Run any program and record its models as logs.",
+        "bench": "Measure the speed of models and settings, in turns.",
     },
     "Look": {
         "summary": "Summarize a log: speed, time, memory.",
@@ -88,7 +89,7 @@ _MODULES = {
     name: module
     for module, names in {
         "build": "build doctor",
-        "record": "run exec debug",
+        "record": "run exec bench debug",
         "look": "summary stats requests tree cat page live check view",
         "explain": "diff compare values probe roofline predict schedule",
         "models": "import inspect ops memory validate",

@@ -331,18 +331,6 @@ def roofline(
     output.write_several(named, charts=charts, title="Roofline")
 
 
-def _threads(_ctx: click.Context, _param: click.Parameter, text: str | None) -> list[int]:
-    if text is None:
-        return []
-    try:
-        counts = list(dict.fromkeys(int(word) for word in text.split(",")))
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise UsageError(f"--threads is {text!r}; it must be numbers such as 1,2,4")
-    return counts
-
-
 @cli.command(
     "instr predict model-F16.gguf --types Q8_0,Q4_K_M --threads 1,2",
     "instr predict model.gguf --machine faster.json --ctx 256",
@@ -358,9 +346,7 @@ def predict(
         "TYPE,...",
         shell_complete=cli.complete_names,
     ),
-    threads: list[int] = cli.option(
-        "Numbers of threads.  [default: all that were measured]", "N,...", callback=_threads
-    ),
+    threads: list[int] = cli.numbers("Numbers of threads.  [default: all that were measured]"),
     batch: int | None = cli.option(
         "Tokens of the prefill, in one graph.  [default: 512, or as many as the model allows]",
         type=IntRange(1, cli.MOST_TOKENS),

@@ -155,6 +155,23 @@ def _parse_range(
     return first, last
 
 
+def numbers(text: str, usage: str = "N,...", least: int = 1, **settings: Any) -> Any:
+    """An option whose value is a list of numbers, none below `least`; empty if it is not given."""
+
+    def parse(_ctx: click.Context, param: click.Parameter, value: str | None) -> list[int]:
+        if value is None:
+            return []
+        try:
+            found = list(dict.fromkeys(int(word) for word in value.split(",")))
+        except ValueError:
+            found = []
+        if not found or min(found) < least:
+            raise UsageError(f"{param.opts[-1]} is {value!r}; it must be numbers such as 1,2,4")
+        return found
+
+    return option(text, usage, callback=parse, **settings)
+
+
 def bytes_of_size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
     """Bytes of a size such as 500MB, for an option; at least 1MB."""
     if value is None:

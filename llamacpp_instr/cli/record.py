@@ -250,6 +250,62 @@ def exec_(
     sys.exit(status)
 
 
+@cli.command(
+    "instr bench model.gguf",
+    "instr bench model.gguf -p 512 -n 128 --depth 0,4096 --threads 4,8",
+    "instr bench model-F16.gguf --types Q8_0,Q4_K_M --json -o bench.json",
+)
+def bench(
+    models: tuple[str, ...] = cli.argument(nargs=-1, required=True, metavar="MODEL..."),
+    prompts: list[int] = cli.numbers(
+        "Tokens of a prompt; a test for each number, 0 for none.", "-p --n-prompt N,...", 0,
+        default="512",
+    ),
+    tokens: list[int] = cli.numbers(
+        "Tokens that are decoded one by one; a test for each number, 0 for none.",
+        "-n --n-gen N,...", 0, default="128",
+    ),
+    depths: list[int] = cli.numbers(
+        "Tokens in the context before each test.", "-d --depth N,...", 0, default="0"
+    ),
+    threads: list[int] = cli.numbers("Numbers of threads.  [default: physical cores]"),
+    types: str | None = cli.option(
+        "Quantize MODEL to these types first; one type is measured beside MODEL itself.",
+        "A,B,...",
+        shell_complete=cli.complete_names,
+    ),
+    rounds: int = cli.option("Rounds; each runs all configurations once.", default=5),
+    logs: Path | None = cli.option(
+        "Directory for the logs.  [default: bench, or bench-2 and so on if that exists]",
+        "DIR",
+        cli.PATH,
+    ),
+    output: cli.ReportOutput = cli.REPORT,
+) -> None:  # fmt: skip
+    """
+    Measures tokens per second as llama-bench does: of a prompt, and of tokens that are decoded one
+    by one, of random text, without a sampler. Each model, number of threads and depth is a
+    configuration. They take turns, and each is compared with the first: with its 95 % interval, and
+    whether the difference is noise. What warms up does not count.
+
+    Each round of each configuration has a log in DIR, which `instr summary` and `instr diff` read.
+    Ctrl-C prints what was measured. MODEL is a GGUF file, or demo for the demo model.
+    """
+    from llamacpp_instr.base.terminal import progress_bar
+    from llamacpp_instr.converters.analyses.bench import compare_configurations
+    from llamacpp_instr.run.bench import BenchOptions, machine_facts, run_bench
+
+    output.check(*models)
+    options = BenchOptions(prompts, tokens, depths, threads, rounds, output.force)
+    names = types.split(",") if types is not None else []
+    with progress_bar("Measuring") as on_progress:
+        measured, interrupted = run_bench(models, names, options, logs, notice, on_progress)
+    if measured:
+        output.write(compare_configurations(measured, machine_facts(), output.form == "json"))
+    if interrupted:
+        raise KeyboardInterrupt
+
+
 class _Debug(click.Command):
     """Everything after -- is the program's."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,6 +245,13 @@ class ModelContext(CObject):
         if self.memory:
             self.api.llama_memory_clear(self.memory, True)
 
+    def keep(self, n_tokens: int) -> bool:
+        """Forget all but the first tokens. Returns False if its memory cannot do that."""
+        if n_tokens == 0:
+            self.clear()
+            return True
+        return bool(self.api.llama_memory_seq_rm(self.memory, 0, n_tokens, -1))
+
     def decode(self, tokens: Sequence[int], all_logits: bool = False) -> None:
         """Compute tokens after those already in the cache; the last one, or all, get logits."""
         self._compute(self.api.llama_decode, tokens, "decode", all_logits)
@@ -252,9 +260,34 @@ class ModelContext(CObject):
         """Compute tokens with the encoder."""
         self._compute(self.api.llama_encode, tokens, "encode")
 
+    def time_decodes(self, pieces: Sequence[Sequence[int]]) -> int:
+        """Decode one piece after the other, each once the result of the one before is there;
+        returns the ns of all, without the time to make batches of them."""
+        batches = [self._batch(tokens) for tokens in pieces]
+        status = 0
+        with self.model.log.trying(
+            lambda why: ComputeError(f"{self.model.path}: decode failed ({status}): {why}")
+        ):
+            begin = time.monotonic_ns()
+            for batch in batches:
+                status = self.api.llama_decode(self.handle, batch)
+                if status != 0:
+                    raise LlamaFailed
+                self.api.llama_synchronize(self.handle)
+            return time.monotonic_ns() - begin
+
     def _compute(
         self, function: Any, tokens: Sequence[int], verb: str, all_logits: bool = False
     ) -> None:
+        batch = self._batch(tokens, all_logits)
+        with self.model.log.trying(
+            lambda why: ComputeError(f"{self.model.path}: {verb} failed ({status}): {why}")
+        ):
+            status = function(self.handle, batch)
+            if status != 0:
+                raise LlamaFailed
+
+    def _batch(self, tokens: Sequence[int], all_logits: bool = False) -> Any:
         if not 0 < len(tokens) <= self.n_batch:
             raise UsageError(
                 f"{len(tokens)} tokens at once; this context takes from 1 to {self.n_batch} "
@@ -263,16 +296,12 @@ class ModelContext(CObject):
         outside = next((token for token in tokens if not 0 <= token < self.model.n_vocab), None)
         if outside is not None:
             raise UsageError(f"token {outside} is not in the vocabulary of {self.model.n_vocab}")
-        array = (ctypes.c_int32 * len(tokens))(*tokens)  # the batch points into it
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
         batch = self.api.llama_batch_get_one(array, len(tokens))
+        batch.array = array  # it points into it
         if all_logits or self.takes_whole_prompts:
             batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
-        with self.model.log.trying(
-            lambda why: ComputeError(f"{self.model.path}: {verb} failed ({status}): {why}")
-        ):
-            status = function(self.handle, batch)
-            if status != 0:
-                raise LlamaFailed
+        return batch
 
     def embedding(self, n_tokens: int) -> list[float] | None:
         """One vector for the last `n_tokens` tokens; None if the model returns none.

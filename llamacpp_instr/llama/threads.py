@@ -19,7 +19,7 @@ def default_threads() -> int:
     """Number of physical cores that this process may use, because ggml's threads wait for each
     other.
 
-    Respects a container's limit: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
+    Respects a container's limit.
     """
     try:
         usable = os.sched_getaffinity(0)
@@ -32,9 +32,16 @@ def default_threads() -> int:
             cores.add(siblings.read_text())
         except OSError:
             cores.add(str(cpu))
+    limit = cpu_limit()
+    return min(len(cores), MAX_THREADS if limit is None else max(int(limit), 1), MAX_THREADS)
+
+
+def cpu_limit() -> float | None:
+    """CPUs that the container may use at once, None without such a limit:
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu
+    """
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        share = max(int(quota) // int(period), 1)
+        return int(quota) / int(period)
     except (OSError, ValueError):  # no such file, or "max": no limit
-        share = MAX_THREADS
-    return min(len(cores), share, MAX_THREADS)
+        return None

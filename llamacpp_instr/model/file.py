@@ -115,6 +115,12 @@ class ModelFile:
         number = self.metadata.get("general.file_type")
         return FILE_TYPES.get(number & ~_GUESSED) if isinstance(number, int) else None
 
+    @property
+    def trained_tokens(self) -> int | None:
+        """The length of the contexts that it was trained on, None if the file does not say it."""
+        trained = self.hyper_parameter("context_length")
+        return trained if isinstance(trained, int) and trained > 0 else None
+
     @cached_property
     def by_name(self) -> dict[str, Weight]:
         return {weight.name: weight for weight in self.weights}

@@ -43,8 +43,7 @@ MOST_TOKENS = 1 << 16
 
 def trained_tokens(model: ModelFile) -> int:
     """The length of the contexts that the model was trained on, or MOST_TOKENS."""
-    trained = model.hyper_parameter("context_length")
-    return trained if isinstance(trained, int) and trained > 0 else MOST_TOKENS
+    return model.trained_tokens or MOST_TOKENS
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted, printable
 
 Unit = Literal[
-    "text", "count", "id", "ns", "bytes", "share", "fraction", "flop", "per_second",
+    "text", "count", "id", "ns", "bytes", "share", "fraction", "flop", "per_second", "rate",
     "flop_per_second", "bytes_per_second", "layer", "ratio", "bits", "number", "decibel", "cosine",
     "perplexity", "nats", "probability",
 ]  # fmt: skip
@@ -152,8 +152,8 @@ class Report:
 
 
 def _unit_of(unit: Unit) -> str:
-    """As scripts know it: only a reader cares whether a fraction has a bar."""
-    return "fraction" if unit == "share" else unit
+    """As scripts know it: only a reader cares for bars and decimals."""
+    return {"share": "fraction", "rate": "per_second"}.get(unit, unit)
 
 
 def _row_of(names: list[str], row: list[Cell]) -> dict[str, Any]:
@@ -198,6 +198,7 @@ def shown(cell: Cell, unit: Unit) -> str:
 
 _FORMATS: dict[str, str] = {
     "fraction": "{:.1f} %",
+    "rate": "{:.2f}",
     "ratio": "{:.3f}",
     "bits": "{:.2f}",
     "number": "{:.5g}",

@@ -8,7 +8,7 @@ that other load on the machine and differences between processes affect all of t
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -69,48 +69,93 @@ def run_trials(
     Raises `UsageError` for a model that cannot be quantized or run, `InstrError` if that fails.
     """
     options.check()
-    if rounds < 1:
-        raise UsageError(f"--rounds is {rounds}; it must be 1 or more")
-    file_types = [parse_file_type(name) for name in file_types]
-    if len(set(file_types)) < len(file_types):
-        raise UsageError(f"--types {','.join(file_types)} names a type twice")
-    models = {name: directory / f"{source.path.stem}-{name}.gguf" for name in file_types}
-    beside = {source.file_type or "source": source.path} if len(file_types) == 1 else {}
+    check_rounds(rounds)
+    models = models_of_types(source, file_types, directory)
     trials = [
         Trial(name, model, [directory / f"{name}-{i + 1}.log" for i in range(rounds)])
-        for name, model in (beside | models).items()
+        for name, model in models.items()
     ]
     logs = [log for trial in trials for log in trial.logs]
     for path in (*models.values(), *logs):
-        check_not_input(path, *source.headers, *inputs)
+        if path != source.path:
+            check_not_input(path, *source.headers, *inputs)
     for log in logs:
         check_output(log, options.force)
-    with Quantizer(source) as quantizer:
-        plans = [quantizer.plan(name) for name in models]
-        notice(f"quantizing {source.path.name} to {', '.join(models)}")
-        quantizer.write(plans, list(models.values()), force=options.force)
+    quantize_models(source, models, options.force, notice)
     for trial in trials:
         # each is checked before the first one runs
         check_memory(load_model_file(trial.model), options.context)
-    for i in range(rounds):
-        notice(f"round {i + 1} of {rounds}: {', '.join(trial.name for trial in trials)}")
-        for trial in trials:
-            chosen = replace(options, model=str(trial.model), log=trial.logs[i])
-            # the generated text is not needed
-            run(chosen, io.BytesIO(), notice=lambda _line: None)
+
+    def once(i: int, turn: int) -> None:
+        chosen = replace(options, model=str(trials[i].model), log=trials[i].logs[turn])
+        # the generated text is not needed
+        run(chosen, io.BytesIO(), notice=lambda _line: None)
+
+    take_turns([trial.name for trial in trials], rounds, once, notice)
     return trials
+
+
+def check_rounds(rounds: int) -> None:
+    """Raise `UsageError` for none."""
+    if rounds < 1:
+        raise UsageError(f"--rounds is {rounds}; it must be 1 or more")
+
+
+def take_turns(
+    names: Sequence[str],
+    rounds: int,
+    once: Callable[[int, int], object],
+    notice: Callable[[str], None],
+) -> None:
+    """Call `once` with the number of a name and that of the round: in each round for every name.
+    `notice` is called with a line before each round."""
+    for turn in range(rounds):
+        notice(f"round {turn + 1} of {rounds}: {', '.join(names)}")
+        for i in range(len(names)):
+            once(i, turn)
+
+
+def models_of_types(
+    source: ModelFile, file_types: Sequence[str], directory: Path
+) -> dict[str, Path]:
+    """The models of file types, by their names, as `quantize_models` writes them to `directory`. A
+    single type has the source itself before it. Raises `UsageError` for an unknown type, or one
+    that is named twice."""
+    file_types = [parse_file_type(name) for name in file_types]
+    if len(set(file_types)) < len(file_types):
+        raise UsageError(f"--types {','.join(file_types)} names a type twice")
+    beside = {source.file_type or "source": source.path} if len(file_types) == 1 else {}
+    return beside | {name: directory / f"{source.path.stem}-{name}.gguf" for name in file_types}
+
+
+def quantize_models(
+    source: ModelFile, models: Mapping[str, Path], force: bool, notice: Callable[[str], None]
+) -> None:
+    """Write `models_of_types`. Raises `UsageError` for a model that cannot be quantized."""
+    made = {name: path for name, path in models.items() if path != source.path}
+    with Quantizer(source) as quantizer:
+        plans = [quantizer.plan(name) for name in made]
+        notice(f"quantizing {source.path.name} to {', '.join(made)}")
+        quantizer.write(plans, list(made.values()), force=force)
 
 
 def trial_directory(keep: str | None) -> AbstractContextManager[Path]:
     """The directory for the models and logs of --types. The logs contain the models' paths, so
     files that are kept are written to their final place."""
-    if keep is None:
-        return temporary_directory("instr-compare-")
+    return (
+        temporary_directory("instr-compare-")
+        if keep is None
+        else nullcontext(kept_in("--keep", keep))
+    )
+
+
+def kept_in(option: str, directory: str | Path) -> Path:
+    """The directory that an option names, which is created unless it is there."""
     try:
-        Path(keep).mkdir(exist_ok=True)
+        Path(directory).mkdir(exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--keep {keep}: {error.strerror}; name a directory") from None
-    return nullcontext(Path(keep))
+        raise UsageError(f"{option} {directory}: {error.strerror}; name a directory") from None
+    return Path(directory)
 
 
 def trial_options(prompt: str | None, n: int, threads: int | None, force: bool) -> RunOptions:

@@ -114,10 +114,32 @@ def run(
     if options.log is not None:
         check_not_input(options.log, *file.headers)
     interrupt = interrupt or Interrupt()
-    with interrupt.watching(), interrupt.deferred():
-        native.load()  # an interrupted import raises a misleading error, so Ctrl-C waits
+    load_library(interrupt)
     check_memory(file, options.context, options.mmap)
     prompts = tokenize(path, options.prompts, chat=options.chat)
+
+    def work(model: LoadedModel, session: Recording) -> None:
+        loaded = _Run(options, prompts, model, session, out, notice)
+        (loaded.embed if options.embed else loaded.text)()
+
+    return record_model(path, options, work, interrupt, debugger)
+
+
+def load_library(interrupt: Interrupt) -> None:
+    """Load the patched library. Raises `NativeError` without it."""
+    with interrupt.watching(), interrupt.deferred():
+        native.load()  # an interrupted import raises a misleading error, so Ctrl-C waits
+
+
+def record_model(
+    path: Path,
+    options: RunOptions,
+    work: Callable[[LoadedModel, Recording], object],
+    interrupt: Interrupt,
+    debugger: Debugger | None = None,
+) -> Path:
+    """Load the model at `path` in a session and do `work` with both; returns the log's path. Of
+    `options` it takes what concerns the model and the log. Raises like `run`."""
     log = options.log or default_log(options.force)
     options = replace(options, log=log)
     with _destination(log) as target, interrupt.watching(), captured(interrupt) as llama_log:
@@ -141,8 +163,7 @@ def run(
                 debugger or nullcontext(),
                 LoadedModel(path, llama_log, options.mmap) as model,
             ):
-                loaded = _Run(options, prompts, model, session, out, notice)
-                (loaded.embed if options.embed else loaded.text)()
+                work(model, session)
         except UsageError:
             session.close()
             session.discard()
@@ -208,17 +229,8 @@ class _Run:
 
     def text(self) -> None:
         options, model = self.options, self.model
-        if model.is_diffusion:
-            raise UsageError(
-                f"{model.path} is a diffusion model: it does not generate text from left to right, "
-                "as this command does; `instr run --embed` runs a prompt through it"
-            )
-        if not model.has_decoder:
-            raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
         [prompt] = self.prompts
-        with ModelContext(model, options.context) as context:
-            if not context.memory:
-                raise UsageError(f"{model.path} is an encoder without text; use instr run --embed")
+        with text_context(model, options.context) as context:
             if model.has_encoder and model.start_token < 0:
                 raise UsageError(f"{model.path} does not say which token its decoder starts with")
             if options.prefill:
@@ -265,6 +277,23 @@ class _Run:
                 self.notice(name)
             with self.session.mark(name):
                 once()
+
+
+@contextmanager
+def text_context(model: LoadedModel, options: ContextOptions) -> Iterator[ModelContext]:
+    """A context of a model that generates text. Raises `UsageError` for another one."""
+    if model.is_diffusion:
+        raise UsageError(
+            f"{model.path} is a diffusion model: it does not generate text from left to right, "
+            "as this command does; `instr run --embed` runs a prompt through it"
+        )
+    encoder = f"{model.path} is an encoder without text; use instr run --embed"
+    if not model.has_decoder:
+        raise UsageError(encoder)
+    with ModelContext(model, options) as context:
+        if not context.memory:
+            raise UsageError(encoder)
+        yield context
 
 
 @contextmanager
