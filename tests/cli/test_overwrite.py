@@ -109,6 +109,7 @@ ALL = [
     Case(f"compare named.log model.gguf --reference {SPLIT} -o {{}}"),
     Case("compare model.gguf named.gguf --log session.log --log named.log -o {}"),
     Case("compare --types Q8_0 model.gguf --rounds 1 -n 1 --keep {}", "kept", KEPT),
+    Case("bench model.gguf -p 2 -n 1 --rounds 1 --logs {}", "kept", ("kept/model-1.log",)),
     Case(f"quality {SPLIT} model.gguf --text text.txt --ctx 16 --chunks 1 -o {{}}"),
     Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} -o {{}}"),
     Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} --heat-map {{}}", "out.svg"),

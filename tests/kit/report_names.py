@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.kit.in_process import printed
 from tests.kit.native_kit import ROOT
@@ -16,6 +17,7 @@ PAGE = ROOT / "docs" / "reference" / "json.md"
 TESTS = ROOT / "tests"
 LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
+LOGS = TemporaryDirectory(prefix="instr-names-")
 REPORTS = {
     "summary": f"summary {LOG}",
     "stats": f"stats {LOG} --by layer,op",
@@ -27,6 +29,7 @@ REPORTS = {
     "predict": f"predict demo --machine {TESTS / 'fixtures' / 'machine.json'} --batch 8 --ctx 8",
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",
+    "bench": f"bench demo -p 8 -n 2 --threads 1 --rounds 1 --force --logs {LOGS.name}",
     "ops": f"ops {LOG}",
     "sql": f"sql {TESTS / 'fixtures' / 'fleet'} speed",
     "validate": "validate demo -n 1 --threads 1",

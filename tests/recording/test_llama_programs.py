@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.converters.analyses.bench import bench_reports
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.session import load_session
-from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.log.steps import BESIDE, Account, counted_steps
+from llamacpp_instr.report.report import shown
 from tests.conftest import read_events
 from tests.kit.llama_programs import programs
 from tests.kit.native_kit import unpatched_library
@@ -36,9 +38,13 @@ def test_repetitions_are_those_of_llama_bench(demo_model: Path, tmp_path: Path) 
     llama_bench = programs() / "llama-bench"
     printed = json.loads(run(llama_bench, "-m", demo_model, *options, LLAMA_INSTR_LOG=str(log)))
     notes = [n["data"] for n in read_events(log, "note") if n["name"] == "llama-bench"]
+    alike = (
+        "n_prompt", "n_gen", "n_depth", "n_threads", "n_batch", "n_ubatch", "type_k", "type_v",
+        "flash_attn",
+    )  # fmt: skip
     wanted = [
-        {"n_prompt": of["n_prompt"], "n_gen": of["n_gen"], "n_depth": of["n_depth"], "ns": ns}
-        for of in printed
+        {"test": i, "ns": ns, "backend": of["backends"], **{name: of[name] for name in alike}}
+        for i, of in enumerate(printed, 1)
         for ns in of["samples_ns"]
     ]
     assert notes == wanted
@@ -48,6 +54,62 @@ def test_repetitions_are_those_of_llama_bench(demo_model: Path, tmp_path: Path) 
     tokens = sum(of["n_prompt"] + of["n_gen"] for of in wanted)
     assert steps["n_tokens"].sum() == tokens, "neither warm-up nor depth counts"
     assert len(session.models) == 1
+
+
+def test_the_summary_has_the_table_of_llama_bench(demo_model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "bench.log"
+    done = subprocess.run(
+        [programs() / "llama-bench", "-m", demo_model, "-p", "64,128", "-n", "16", "-pg", "32,8",
+         "-d", "0,32", "-r", "3", "-t", "1,2", "-ctk", "f16,q8_0", "-o", "md", "-oe", "jsonl"],
+        env={**os.environ, "LLAMA_INSTR_LOG": str(log)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    heads, _, *lines = (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in done.stdout.splitlines()
+        if line.startswith("|")
+    )
+    theirs = [dict(zip(heads, line, strict=True)) for line in lines]
+    exact = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
+    assert len(theirs) == len(exact) == 2 * 2 * 2 * (2 + 1 + 1)
+
+    session = load_session(log)
+    account = Account(session, counted_steps(session)[0])
+    speeds, times = bench_reports(account)
+    own = [column.name for column in speeds.columns]
+    assert set(heads) == {*own} - {"±", "lowest", "highest", "repetitions"}
+    units = [column.unit for column in speeds.columns]
+    kernels = kernels_of_repetitions(log)
+    for row, their, of in zip(speeds.rows, theirs, exact, strict=True):
+        cells = dict(zip(own, map(shown, row, units), strict=True))
+        cells["t/s"] = f"{cells['t/s']} ± {cells['±']}"
+        assert {head: cells[head] for head in heads} == their
+        numbers = dict(zip(own, row, strict=True))
+        assert numbers["t/s"] == pytest.approx(of["avg_ts"], rel=1e-6)
+        assert numbers["±"] == pytest.approx(of["stddev_ts"], abs=1e-5)
+        assert numbers["lowest"] == pytest.approx(min(of["samples_ts"]), rel=1e-4)
+        assert numbers["highest"] == pytest.approx(max(of["samples_ts"]), rel=1e-4)
+        assert numbers["repetitions"] == 3
+    for i, (row, of) in enumerate(zip(times.rows, exact, strict=True)):
+        spent = dict(zip((column.name for column in times.columns), row, strict=True))
+        assert spent["repetition"] == pytest.approx(of["avg_ns"], abs=1)
+        assert spent["kernels"] == sum(kernels[3 * i : 3 * i + 3]) / 3
+        parts = [float(spent[name] or 0) for name in spent if name in (*BESIDE, "the program")]
+        assert sum(parts) + float(spent["kernels"] or 0) == pytest.approx(of["avg_ns"], abs=1)
+        assert min(parts) >= 0, spent
+
+
+def kernels_of_repetitions(log: Path) -> list[int]:
+    """ns of the kernels of thread 0 before each note, without those in a mark."""
+    found, ns, is_marked = [], 0, False
+    for event in read_events(log):
+        if event["event"] == "mark":
+            is_marked = event["phase"] == "begin"
+        elif event["event"] == "ops" and not event.get("thread") and not is_marked:
+            ns += sum(event["dur"])
+        elif event["event"] == "note":
+            found.append(ns)
+            ns = 0
+    return found
 
 
 def test_perplexity_is_that_of_the_unpatched_program(demo_model: Path, tmp_path: Path) -> None:
