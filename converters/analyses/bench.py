@@ -245,8 +245,9 @@ def compare_configurations(
         row = [name, own[0].n_threads, own[0].name, *_rate(own), *_interval(own, len(found))]
         rows.append([*row, *_against(base, own, len(found) - len(first))])
     columns = header(
-        "model", ("id", "threads"), "test", *RATE, ("rate", "from", "to"),
-        ("ratio", "× first", "from", "to"), "verdict",
+        "model", ("id", "threads"), "test", *RATE, Column("t/s from", "rate", "tokens_per_s_from"),
+        Column("t/s to", "rate", "tokens_per_s_to"), Column("× first", "ratio", "ratio"),
+        ("ratio", "from", "to"), "verdict",
     )  # fmt: skip
     n = max(len(own) for _, own in found)
     notes = [
@@ -262,12 +263,14 @@ def compare_configurations(
     reports.append(_machine_report(configurations, machine))
     if every_round:
         each: list[list[Cell]] = [
-            [name, of.n_threads, of.name, i + 1, of.ns, of.rate]
-            for name, own in found
-            for i, of in enumerate(own)
+            [name, of.n_threads, of.name, number, of.ns, of.rate, session.path]
+            for name, sessions in configurations
+            for number, session in enumerate(sessions, 1)
+            for of in find_repetitions(session)[0]
         ]
-        columns = header("model", ("id", "threads"), "test", ("id", "round"), ("ns", "time"))
-        reports.append(Report("Rounds", [*columns, RATE[0]], each, labels=4))
+        names = header("model", ("id", "threads"), "test", ("id", "round"))
+        columns = [*names, Column("time", "ns"), RATE[0], Column("log")]
+        reports.append(Report("Rounds", columns, each, labels=4))
     return reports
 
 
