@@ -187,7 +187,8 @@ def median_of_group(medians: Sequence[Median]) -> Median:
     if n < MIN_BLOCKS:
         within = [of.log_error for of in present if of.log_error is not None]
         expected = float(np.sqrt(np.mean(np.square(within)))) if len(within) == n else 0.0
-        error = max(spread, expected) if spread <= TOO_SPREAD * expected else None
+        known = expected > 0 and spread <= TOO_SPREAD * expected
+        error = max(spread, expected) if known else None
         freedom = sum(of.freedom for of in present)
     if error is not None:
         error /= math.sqrt(n)

@@ -30,7 +30,7 @@ from llamacpp_instr.llama.threads import cpu_limit, default_threads, usable_cpus
 from llamacpp_instr.log.session import WARM_UP, Session, load_session
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.recording.memory.breakdown import machine_memory
-from llamacpp_instr.recording.memory.plan import check_memory
+from llamacpp_instr.recording.memory.plan import check_memory, dry_context_log, in_a_child
 from llamacpp_instr.recording.session import Recording, fresh_log
 from llamacpp_instr.run.compare import (
     check_rounds,
@@ -112,9 +112,9 @@ def run_bench(
     compute fails.
     """
     files = [load_model_file(name) for name in models]
-    options.check(files)
     if types and len(files) > 1:
         raise UsageError("--types takes one MODEL: it quantizes it")
+    options.check(files)
     directory = directory or fresh_log(DEFAULT_LOGS)
     with ExitStack() as stack:
         if types:
@@ -131,7 +131,9 @@ def run_bench(
             quantize_models(files[0], paths, options.force, notice)
         for file, ctx in dict.fromkeys((of.file, of.context.ctx) for of in configurations):
             # each is checked before the first one runs
-            check_memory(load_model_file(file), ContextOptions(ctx=ctx))
+            model = load_model_file(file)
+            check_memory(model, ContextOptions(ctx=ctx))
+            in_a_child(_check_decodes, model)
         kept_in("--logs", directory)
         written, interrupted = _measure(configurations, options, notice, on_progress)
     measured: Measured = []
@@ -140,6 +142,13 @@ def run_bench(
         if any(session.notes for session in sessions):
             measured.append((of.model, sessions))
     return measured, interrupted
+
+
+def _check_decodes(model: ModelFile) -> None:
+    """Raise `UsageError` for a model that has no tests; in a process that records no session."""
+    with dry_context_log(model, "minimal") as (dry, _), text_context(dry, ContextOptions(ctx=1)):
+        if dry.has_encoder:
+            raise UsageError(f"{model.path} has an encoder; instr bench measures decoders alone")
 
 
 def _configure(

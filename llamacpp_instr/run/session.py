@@ -287,7 +287,7 @@ def text_context(model: LoadedModel, options: ContextOptions) -> Iterator[ModelC
             f"{model.path} is a diffusion model: it does not generate text from left to right, "
             "as this command does; `instr run --embed` runs a prompt through it"
         )
-    encoder = f"{model.path} is an encoder without text; use instr run --embed"
+    encoder = f"{model.path} is an encoder without text; use `instr run --embed`"
     if not model.has_decoder:
         raise UsageError(encoder)
     with ModelContext(model, options) as context:

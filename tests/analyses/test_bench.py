@@ -143,8 +143,9 @@ def test_a_difference_in_every_round_shows_under_load(tmp_path: Path) -> None:
     }
 
 
-def test_four_rounds_do_not_show_the_noise(tmp_path: Path) -> None:
-    table, _ = compare_configurations(in_turns(tmp_path, FASTER[:4]), {})
+@pytest.mark.parametrize("n", [1, 4])
+def test_fewer_than_five_rounds_do_not_show_the_noise(tmp_path: Path, n: int) -> None:
+    table, _ = compare_configurations(in_turns(tmp_path, FASTER[:n]), {})
     assert {row["verdict"] for row in rows(table)} == {None, "too few to tell"}
     assert column(table, "t/s from") == [None] * 4
     assert any("Fewer than 5 rounds" in note for note in table.notes)
