@@ -252,7 +252,7 @@ def exec_(
 
 @cli.command(
     "instr bench model.gguf",
-    "instr bench model.gguf -p 512 -n 128 --depth 0,4096 --threads 4,8",
+    "instr bench model.gguf -p 256 -n 64 --depth 0,256 --threads 1,2",
     "instr bench model-F16.gguf --types Q8_0,Q4_K_M --json -o bench.json",
 )
 def bench(
@@ -284,9 +284,9 @@ def bench(
 ) -> None:  # fmt: skip
     """
     Measures tokens per second as llama-bench does: of a prompt, and of tokens that are decoded one
-    by one, of random text, without a sampler. Each model, number of threads and depth is a
-    configuration. They take turns, and each is compared with the first: with its 95 % interval, and
-    whether the difference is noise. What warms up does not count.
+    by one, without a sampler. Each model, number of threads and depth is a configuration. All take
+    turns, and each is compared with the first: the ratio of their speeds with its 95 % interval,
+    and whether it is noise. What warms up does not count.
 
     Each round of each configuration has a log in DIR, which `instr summary` and `instr diff` read.
     Ctrl-C prints what was measured. MODEL is a GGUF file, or demo for the demo model.

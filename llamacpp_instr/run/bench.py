@@ -238,13 +238,13 @@ def _repeat(
 def machine_facts() -> dict[str, tuple[str | float, Literal["text", "count", "number", "bytes"]]]:
     """What a speed depends on and its log does not have, with units, as far as the system tells."""
     facts: dict[str, tuple[str | float, Literal["text", "count", "number", "bytes"]]] = {
-        "processors of this process": (usable_cpus(), "count"),
-        "its physical cores": (default_threads(), "count"),
+        "usable processors": (usable_cpus(), "count"),
+        "usable physical cores": (default_threads(), "count"),
     }
     if (limit := cpu_limit()) is not None:
-        facts["its CPUs at once"] = limit, "number"
+        facts["CPU limit of the container"] = limit, "number"
     if (memory := machine_memory()) is not None:
-        facts["its memory"] = memory, "bytes"
+        facts["usable memory"] = memory, "bytes"
     for what, name in (("governor", "scaling_governor"), ("frequency, kHz", "scaling_cur_freq")):
         paths = Path("/sys/devices/system/cpu").glob(f"cpu[0-9]*/cpufreq/{name}")
         with suppress(OSError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import Account, counted_steps
 from llamacpp_instr.report.render import render_text
 from tests.analyses.test_compare_in_turns import by_pairs
+from tests.kit.in_process import printed
+from tests.kit.native_kit import ROOT
 from tests.kit.reports import column, rows, session_of
 from tests.kit.steady_log import N_DECODES, N_RUNS, steady_log
 
@@ -61,6 +64,15 @@ def test_a_row_is_the_repetitions_of_a_test(tmp_path: Path) -> None:
     assert column(times, "repetition") == [total, total]
     assert column(times, "kernels") == [pytest.approx(steps.sum() / N_RUNS)] * 2
     assert column(times, "the program") == [pytest.approx(900)] * 2
+
+
+def test_the_summary_of_a_recorded_llama_bench_has_the_digits_that_it_printed() -> None:
+    lines = printed("summary", ROOT / "tests" / "fixtures" / "llama-bench.log.gz").splitlines()
+    rows = [re.split(r"  +", line.strip()) for line in lines]
+    table = rows[rows.index(["Benchmark"]) + 2 :]
+    assert [row[:3] for row in table[:2]] == [
+        ["pp8", "7560.56", "1762.45"], ["tg2", "3861.88", "80.52"],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("ns", [[10**9], [10**9, 2 * 10**9, 10**9 + 7]])

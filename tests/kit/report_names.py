@@ -20,6 +20,7 @@ MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 LOGS = TemporaryDirectory(prefix="instr-names-")
 REPORTS = {
     "summary": f"summary {LOG}",
+    "summary of llama-bench": f"summary {TESTS / 'fixtures' / 'llama-bench.log.gz'}",
     "stats": f"stats {LOG} --by layer,op",
     "requests": f"requests {LOG}",
     "values": f"values {TESTS / 'fixtures' / 'every-event.log'}",
