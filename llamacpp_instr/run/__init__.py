@@ -1,1 +1,1 @@
-"""What `instr run`, `exec`, `debug`, `compare` and `memory` start, record and put side by side."""
+"""What `instr run`, `exec`, `bench`, `debug`, `compare` and `memory` start, record and compare."""
