@@ -308,19 +308,18 @@ def _machine_report(configurations: Configurations, known: Mapping[str, Fact]) -
     """The machine, and what it did beside the rounds."""
     sessions = [session for _, of in configurations for session in of]
     host = sessions[0].start.host
-    figures: Figures = {"CPU": (host.cpu, "text"), "processors": (host.cores, "count"), **known}
+    facts: Figures = {"CPU": (host.cpu, "text"), "processors": (host.cores, "count"), **known}
     machines = [of for of in _machines(sessions) if of is not None]
     if machines:
         of_all = Machine.together(machines)
-        figures["largest load"] = (of_all.load, "number")
-        figures["CPU time lost to others"] = (of_all.share, "fraction")
+        facts["largest load"] = (of_all.load, "number")
+        facts["CPU time lost to others"] = (of_all.share, "fraction")
     counts = [row for of in sessions for row in of.machine.tuples("busy", "cpu", "dur")]
     counts = [row for row in counts if row[0] is not None]
     if counts:
         busy, cpu, dur = map(sum, zip(*counts, strict=True))
         used = max(busy - cpu, 0) / max(dur * host.cores, 1)
-        figures["used by other processes"] = (used, "fraction")
-    rows: list[list[Cell]] = [
-        [what, shown(*of)] for what, of in figures.items() if of[0] is not None
-    ]
+        facts["used by other processes"] = (used, "fraction")
+    rows: list[list[Cell]] = [[what, shown(*of)] for what, of in facts.items() if of[0] is not None]
+    figures = {what: of for what, of in facts.items() if of[1] != "text"}
     return Report("Machine", header("fact", "value"), rows, headed=False, figures=figures)

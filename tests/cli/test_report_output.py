@@ -16,7 +16,7 @@ from llamacpp_instr import cli
 from llamacpp_instr.report.report import Unit
 from tests.kit.in_process import titled
 from tests.kit.nursery import Nursery
-from tests.kit.report_names import LOG, REPORTS
+from tests.kit.report_names import LOG, MEASURED, REPORTS
 
 FORMS = {"json": "[", "csv": "", "md": "## ", "html": "<!doctype html>"}
 PRINTING = [
@@ -88,13 +88,14 @@ def test_no_report_is_forgotten() -> None:
         if any("--html" in option.opts for option in command.params):
             found.add(name)
     # its -o is a data set, and its report goes to standard output
-    assert found - {"to-flashinfer"} == {line.split()[0] for line in REPORTS.values()}
+    lines = (REPORTS | MEASURED).values()
+    assert found - {"to-flashinfer"} == {line.split()[0] for line in lines}
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.parametrize("name", REPORTS | MEASURED)
 def test_json_has_raw_numbers_with_units(name: str) -> None:
-    reports = titled(json.loads(instr(REPORTS[name], "--json").stdout))
+    reports = titled(json.loads(instr((REPORTS | MEASURED)[name], "--json").stdout))
     assert any(report["rows"] for report in reports)
     for report in reports:
         assert set(report["units"].values()) <= set(get_args(Unit))
