@@ -26,7 +26,7 @@ from llamacpp_instr.converters.analyses.serving import (
     reuse_report,
     speculation_reports,
 )
-from llamacpp_instr.converters.analyses.tables import header, without
+from llamacpp_instr.converters.analyses.tables import grouped, header, without
 from llamacpp_instr.log.graph.kernels import untimed_backends
 from llamacpp_instr.log.requests import Request, find_requests, left_queue, step_tokens
 from llamacpp_instr.log.session import Session, Table
@@ -246,13 +246,18 @@ class Waits(NamedTuple):
     tokens: int
     """in its later steps"""
     others: int
-    """in steps of its context that did nothing for it"""
+    """in steps of its context that did nothing for it, and encoding for others"""
     rest: int
     """outside of steps: the sampler and the application"""
+    encoder: int = 0
+    """of its images and audio"""
 
     @property
     def longest(self) -> str:
-        names = ("the queue", "its prompt", "its tokens", "other requests", "sampling, application")
+        names = (
+            "the queue", "its prompt", "its tokens", "other requests", "sampling, application",
+            "the encoder",
+        )  # fmt: skip
         return names[self.index(max(self))]
 
 
@@ -377,26 +382,29 @@ def waits_of(requests: Sequence[Request], steps: Table) -> list[Waits]:
     rows."""
     dur = steps["end"] - steps["begin"]
     of_context: dict[int, tuple[Int64, Int64, Int64]] = {}
-    serves = {request.ctx: {request.ctx} for request in requests}
-    """contexts whose steps are for the requests of another: those of draft models"""
-    for request in requests:
-        serves[request.ctx].update(np.unique(steps["ctx"][request.steps]).tolist())
-    for ctx, contexts in serves.items():
+    for ctx, of in grouped(requests, lambda request: request.ctx).items():
+        # also those of draft models, whose steps are for the requests of another context
+        contexts = {ctx}.union(*(np.unique(steps["ctx"][request.steps]).tolist() for request in of))
         mine = np.isin(steps["ctx"], list(contexts))
-        total = np.concatenate([[0], np.cumsum(dur[mine])])
-        of_context[ctx] = steps["begin"][mine], steps["end"][mine], total
+        encoded = [(part.begin, part.end) for request in of for part in request.encoded]
+        spans = np.stack([steps["begin"][mine], steps["end"][mine]], axis=1)
+        spans = np.concatenate([spans, np.array(encoded, np.int64).reshape(-1, 2)])
+        begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
+        of_context[ctx] = begins, ends, np.concatenate([[0], np.cumsum(ends - begins)])
     found = []
     for request in requests:
         own = dur[request.steps]
+        encoder = sum(part.end - part.begin for part in request.encoded)
         after = request.token_times[0] if request.token_times else request.end
         is_prompt = steps["begin"][request.steps] < after
         begins, ends, total = of_context[request.ctx]
-        # whole steps of a context do not overlap
+        # whole steps of a context do not overlap, and nothing is encoded meanwhile
         first = np.searchsorted(begins, request.begin)
         last = max(int(np.searchsorted(ends, request.end, side="right")), int(first))
-        others = max(int(total[last] - total[first]) - int(own.sum()), 0)
-        parts = request.queued or 0, int(own[is_prompt].sum()), int(own[~is_prompt].sum()), others
-        found.append(Waits(*parts, request.total - sum(parts)))
+        others = max(int(total[last] - total[first]) - int(own.sum()) - encoder, 0)
+        of_steps = int(own[is_prompt].sum()), int(own[~is_prompt].sum())
+        parts = request.queued or 0, *of_steps, others
+        found.append(Waits(*parts, request.total - sum(parts) - encoder, encoder))
     return found
 
 
@@ -433,7 +441,8 @@ def _slowest(
         ("count", "prompt", "reused", "output", "drafted", "accepted"), ("id", "task"),
         "not reused", "end",
         ("ns", "first token", "between", "total"),
-        "waited for", ("ns", "queue", "its prompt", "its tokens", "other requests", "the rest"),
+        "waited for",
+        ("ns", "queue", "its prompt", "its tokens", "other requests", "the rest", "encoder"),
     )  # fmt: skip
     title = "Requests, the slowest first"
     notes = [
@@ -449,4 +458,5 @@ def _slowest(
     unknown = [] if any(of.served for of in requests) else ["drafted", "accepted", "task", "end"]
     if not any(missed):
         unknown.append("not reused")
+    unknown += [] if any(of.encoded for of in requests) else ["encoder"]
     return without(report, *unknown)

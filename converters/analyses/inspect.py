@@ -11,7 +11,8 @@ import math
 from llamacpp_instr.converters.analyses.memory import compute_groups, stored_in_file
 from llamacpp_instr.converters.analyses.tables import header, without
 from llamacpp_instr.lab.quantize.plan import find_fallbacks, has_mixture
-from llamacpp_instr.model.file import ModelFile, find_obstacles, kind_of
+from llamacpp_instr.model.adapter import ALPHA, changed_weights, ranks_of
+from llamacpp_instr.model.file import ModelFile, find_obstacles, kind_of, role_of
 from llamacpp_instr.model.header import Scalar, quoted, read_array, read_items
 from llamacpp_instr.model.hyper_parameters import find_contradictions
 from llamacpp_instr.report.report import Cell, Report, shown
@@ -75,10 +76,13 @@ _TOKENS = "tokenizer.ggml.tokens"
 
 
 def compute_inspection(model: ModelFile) -> list[Report]:
-    """The reports of `instr inspect`: the model, its hyper-parameters, its tokenizer, its weights
-    by type, role and layer, and fallbacks to other types. Parts that the file lacks are omitted.
-    Sizes are in bytes; shares are from 0 to 1."""
-    reports = [_model(model), _hyper_parameters(model), _tokenizer(model), *_groups(model)]
+    """The reports of `instr inspect`: the model, what an adapter changes, what a projector reads,
+    its hyper-parameters, its tokenizer, its weights by type, role and layer, and fallbacks to other
+    types. Parts that the file lacks are omitted. Sizes are in bytes; shares are from 0 to 1."""
+    reports = [
+        _model(model), _adapter(model), _projector(model), _hyper_parameters(model),
+        _tokenizer(model), *_groups(model),
+    ]  # fmt: skip
     return [report for report in reports if report.rows]
 
 
@@ -176,6 +180,59 @@ def _hyper_parameters(model: ModelFile) -> Report:
             short = _cut(key.removeprefix(prefix))
             rows.append([NAMES.get(short, short), value, short])
     return Report("Hyper-parameters", header("What", "value", "key"), rows)
+
+
+def _adapter(model: ModelFile) -> Report:
+    """What a LoRA adapter changes."""
+    columns = header("fact", "value", "explained")
+    changed = changed_weights(model)
+    if not changed:
+        return Report("Adapter", columns, [])
+    ranks = ranks_of(model)
+    alpha = model.metadata.get(ALPHA)
+    factor = None
+    if isinstance(alpha, float) and alpha and len(ranks) == 1:
+        factor = f"adds {alpha / ranks[0]:g} times B A x, times the scale of the run"
+    layers = {pair.layer for matrices in changed.values() for pair in matrices.values()}
+    rows: list[list[Cell]] = [
+        ["for models of", _cut(model.architecture), None],
+        *_optional_row(model, "made for", "general.base_model.0.name"),
+        ["rank", ", ".join(map(str, ranks)), None],
+        *([*row[:2], factor] for row in _optional_row(model, "alpha", ALPHA)),
+        ["weights changed", len(changed), ", ".join(sorted({role_of(name) for name in changed}))],
+        ["layers changed", len(layers - {-1}), None],
+    ]
+    return Report("Adapter", columns, rows, headed=False)
+
+
+def _projector(model: ModelFile) -> Report:
+    """What a multimodal projector reads, and what it gives to its model."""
+    rows: list[list[Cell]] = []
+    for what, of in (("images", "vision"), ("audio", "audio")):
+        if not model.metadata.get(f"clip.has_{of}_encoder"):
+            continue
+        rows.append(["reads", what, None])
+        rows += _optional_row(model, "projector", "clip.projector_type")
+        for fact, key in _OF_ENCODER.items():
+            rows += _optional_row(model, fact, f"clip.{of}.{key}")
+        size, patch = (model.metadata.get(f"clip.{of}.{key}_size") for key in ("image", "patch"))
+        if isinstance(size, int) and isinstance(patch, int) and patch > 0:
+            rows.append(["patches of an image", (size // patch) ** 2, "before the projector"])
+    return Report("Projector", header("fact", "value", "explained"), rows, headed=False)
+
+
+_OF_ENCODER = {
+    "projector": "projector_type",
+    "image size (pixels)": "image_size",
+    "patch size (pixels)": "patch_size",
+    "layers": "block_count",
+    "embedding width": "embedding_length",
+    "feed-forward width": "feed_forward_length",
+    "attention heads": "attention.head_count",
+    "width for the model": "projection_dim",
+    "mel bins": "num_mel_bins",
+}
+"""plain words for `clip.vision.key` and `clip.audio.key`"""
 
 
 def _scalar(value: Scalar) -> Cell:

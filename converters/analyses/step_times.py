@@ -118,8 +118,20 @@ def _values(owners: Any, key: str) -> str:
     return ", ".join(dict.fromkeys(_word(getattr(owner, key)) for owner in owners))
 
 
+def adapter_names(session: Session) -> list[str]:
+    """The adapters that contexts of a session used, each once with each of its scales:
+    `story.gguf (Story), rank 8, alpha 16, scale 0.5`."""
+    found = []
+    for of in dict.fromkeys(of for event in session.adapters for of in event.adapters):
+        known = {"alpha": of.alpha or None, "scale": of.scale}
+        numbers = (f", {name} {value:g}" for name, value in known.items() if value is not None)
+        name = f" ({of.name})" if of.name else ""
+        found.append(f"{of.file or 'unnamed'}{name}, rank {of.rank}{''.join(numbers)}")
+    return found
+
+
 def _adapters(session: Session) -> str:
-    """The graphs show what adapters add: products with matrices of their own."""
+    """By what the graphs show, which are products with matrices of their own, and their names."""
     computed = {graph: session.graphs[graph] for graph in session.computes["graph"].tolist()}
     ranks = {
         leaf.name: leaf.ne[1]
@@ -127,11 +139,13 @@ def _adapters(session: Session) -> str:
         for leaf in graph.leafs
         if leaf.name.endswith(".lora_a") and len(leaf.ne) > 1
     }
-    if not any(graph.nodes for graph in computed.values()):
+    names = adapter_names(session)
+    if not names and not any(graph.nodes for graph in computed.values()):
         return "not recorded"
-    if not ranks:
-        return "none"
-    return f"on {len(ranks)} weights, rank {', '.join(map(str, sorted(set(ranks.values()))))}"
+    if ranks:
+        different = ", ".join(map(str, sorted(set(ranks.values()))))
+        names.insert(0, f"on {len(ranks)} weights, rank {different}")
+    return "; ".join(names) or "none"
 
 
 def _word(value: Any) -> str:

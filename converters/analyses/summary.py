@@ -24,6 +24,7 @@ from llamacpp_instr.converters.analyses.clock import (
 )
 from llamacpp_instr.converters.analyses.findings import Facts, compute_findings
 from llamacpp_instr.converters.analyses.stats import op_table, recording_notes
+from llamacpp_instr.converters.analyses.step_times import adapter_names
 from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.requests import step_tokens
@@ -78,6 +79,7 @@ def _overview(session: Session, speed: list[list[Cell]]) -> Report:
     for model in session.models.values():
         name = model.name or model.path.rsplit("/", 1)[-1]
         rows.append(["model", _joined(name, model.arch, model.ftype, _parameters(model.params))])
+    rows += [["adapter", name] for name in adapter_names(session)]
     threads = sorted(
         {n for c in session.contexts.values() for n in (c.n_threads, c.n_threads_batch) if n}
     )

@@ -19,7 +19,7 @@ from llamacpp_instr.converters.live.lanes import CACHED, COMPUTED, OUTPUT, LiveL
 from llamacpp_instr.converters.live.times import CANCELLED
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.graph.ops import BLOCKS
-from llamacpp_instr.log.requests import Served, read_note
+from llamacpp_instr.log.requests import Served, Taken, read_note
 from llamacpp_instr.log.resolve import KnownPlan, KnownStep, Resolver, Takers
 from llamacpp_instr.log.schema import (
     Context,
@@ -366,7 +366,7 @@ class LiveState:
         of = read_note(note)
         if isinstance(of, Served):
             self.lanes.serve(of)
-        elif of is not None and of.mark in self.refs.open_marks:
+        elif isinstance(of, Taken) and of.mark in self.refs.open_marks:
             self._taken.add(of.mark)
             self.lanes.take(of, self.refs.open_marks[of.mark][1])
 

@@ -228,6 +228,12 @@ def _context(**given: Any) -> Any:
     return ContextOptions(**given)
 
 
+def _adapters(values: Sequence[str]) -> list[Any]:
+    from llamacpp_instr.model.adapter import parse_adapter
+
+    return [parse_adapter(value) for value in values]
+
+
 # options of several commands
 
 FORCE = flag("Overwrite files that exist.")
@@ -255,6 +261,13 @@ CONTEXT = gathered(
     flash_attn=option("Flash attention.", default="auto", type=Choice(["auto", "on", "off"])),
 )
 """for every command that makes or plans a context, which it gets as `ContextOptions`"""
+
+LORA = option(
+    "A LoRA adapter, and the factor of what it adds, 1 by default; may be repeated.",
+    "--lora FILE[:SCALE]",
+    multiple=True,
+    callback=lambda _ctx, _param, values: _adapters(values),
+)
 
 _WRITTEN_BY = {
     ".pftrace": ("--perfetto", "`instr to-perfetto`"),

@@ -21,6 +21,7 @@ from llamacpp_instr.log.schema import LEVELS
 if TYPE_CHECKING:
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.llama.generate import Sampling
+    from llamacpp_instr.model.adapter import Adapter
 
 _LEVEL = cli.option("How much is recorded.", default="detailed", type=Choice(LEVELS))
 _STATS = cli.option(
@@ -48,6 +49,7 @@ def _sampling(**given: Any) -> Sampling:
     'instr run model.gguf --chat -p "Why is the sky blue?" --temp 0.7 --log sky.log',
     "instr run model.gguf --prompt-file prompt.txt --repeat 5 --force",
     'instr run demo --prompt "Once upon a time" --perfetto session.pftrace',
+    'instr run model.gguf --lora adapter.gguf:0.5 -p "Why is the sky blue?"',
     'instr run demo --prompt "Once upon a time" --capture "l_out-*" -o activations',
     'echo "a sentence" | instr run encoder.gguf --embed --prompt -',
 )
@@ -81,6 +83,7 @@ def run(
         seed=cli.option("Seed of the sampling.  [default: random, kept in the log]", type=int),
     ),
     context: ContextOptions = cli.CONTEXT,
+    lora: list[Adapter] = cli.LORA,
     no_mmap: bool = cli.flag("Read the model into memory, do not map it."),
     more: dict[str, Any] = cli.gathered(
         dict,
@@ -124,7 +127,7 @@ def run(
     from llamacpp_instr.run.session import DEFAULT_LOG, RunOptions, default_log
     from llamacpp_instr.run.session import run as run_model
 
-    inputs = [model, prompt_file, "-" if "-" in prompts else None]
+    inputs = [model, prompt_file, "-" if "-" in prompts else None, *(of.path for of in lora)]
     if log is not None:
         check_not_input(log, *inputs)
     if perfetto is not None:
@@ -147,6 +150,7 @@ def run(
         level,
         sampling=sampling,
         context=context,
+        lora=lora,
         mmap=not no_mmap,
         on_log_error=on_log_error,
         force=force,
@@ -340,6 +344,7 @@ def debug(
     force: bool = cli.FORCE,
     chat: bool = cli.CHAT,
     context: ContextOptions = cli.CONTEXT,
+    lora: list[Adapter] = cli.LORA,
     dap: bool = cli.flag(
         "Speak the Debug Adapter Protocol with an editor over standard input and output."
     ),
@@ -389,7 +394,9 @@ def debug(
     if program is None:
         assert model is not None
         assert prompt is not None
-        options = RunOptions(model, [prompt], log, n, chat=chat, context=context, force=force)
+        options = RunOptions(
+            model, [prompt], log, n, chat=chat, context=context, lora=lora, force=force
+        )
         if page:
             ctx.exit(debugging.debug_model_on_page(options, breakpoints, *to))
         debugging.debug_model(options, Terminal(breakpoints))

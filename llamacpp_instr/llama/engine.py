@@ -18,6 +18,7 @@ from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.log import LlamaFailed, LlamaLog
 from llamacpp_instr.llama.threads import MAX_THREADS, default_threads
+from llamacpp_instr.model.adapter import Adapter
 from llamacpp_instr.model.header import read_header
 from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
 
@@ -130,6 +131,20 @@ class LoadedModel(CObject):
         self.n_positions = next((t.ne[1] for t in header.tensors if t.name == _POSITIONS), None)
         """rows of the learned position embedding, or None; ggml aborts on positions beyond them"""
 
+        self.adapters: list[tuple[Any, float]] = []
+        """those that later contexts use, and their scales; freed with the model"""
+
+    def use(self, adapters: Sequence[Adapter]) -> None:
+        """Let contexts that are made later use these adapters, which `check_adapter` accepted."""
+        self.adapters += [(self._adapter(of.path), of.scale) for of in adapters]
+
+    def _adapter(self, path: Path) -> Any:
+        with self.log.trying(lambda why: UsageError(f"{path}: llama.cpp cannot load it: {why}")):
+            handle = self.api.llama_adapter_lora_init(self.handle, os.fsencode(path))
+            if not handle:
+                raise LlamaFailed
+        return handle
+
     @property
     def start_token(self) -> int:
         """The token that the decoder of an encoder-decoder model begins with, or -1."""
@@ -206,6 +221,12 @@ class ModelContext(CObject):
                 raise LlamaFailed
         self.free = self.api.llama_free
         self.memory = self.api.llama_get_memory(self.handle)
+        if n := len(model.adapters):
+            handles, scales = zip(*model.adapters, strict=True)
+            kind = self.api.llama_adapter_lora_p_ctypes
+            self.api.llama_set_adapters_lora(
+                self.handle, (kind * n)(*handles), n, (ctypes.c_float * n)(*scales)
+            )
 
     def _params(self, options: ContextOptions, embed_tokens: int) -> Any:
         params = self.api.llama_context_default_params()

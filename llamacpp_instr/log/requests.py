@@ -112,6 +112,23 @@ class Taken(msgspec.Struct, frozen=True):
     task: int = -1
 
 
+class Encoded(msgspec.Struct, frozen=True):
+    """What the encoder of images and audio notes: the parts that it turns into embeddings."""
+
+    mark: int
+    """the span in which it did"""
+    kind: Literal["image", "audio"]
+    parts: int
+    width: int
+    """of a part, in pixels, or in frames of audio"""
+    height: int
+    tokens: int
+    """embeddings of all parts"""
+    begin: int = -1
+    end: int = -1
+    """of the span, in ns"""
+
+
 @dataclass
 class Request:
     """One request; times in ns."""
@@ -137,7 +154,7 @@ class Request:
     steps: list[int] = field(default_factory=list)
     """rows of the table of steps, in order; only `find_requests` fills it"""
     begin: int = 0
-    """of its first step, or of the sampling of its first token if that needs no step"""
+    """of its first step or encoding, or of the sampling of its first token if that needs no step"""
     length: int = 0
     """position after its last token that was computed"""
     left: int = 0
@@ -148,6 +165,8 @@ class Request:
     """what llama-server noted at its end; `find_requests` and the live view fill both"""
     taken: Taken | None = None
     """when a slot took it"""
+    encoded: list[Encoded] = field(default_factory=list)
+    """its images and audio; only `find_requests` fills it"""
 
     @property
     def first(self) -> int:
@@ -156,7 +175,7 @@ class Request:
 
     @property
     def queued(self) -> int | None:
-        """From its arrival to its first step, None if the arrival is unknown."""
+        """From its arrival until it began, None if the arrival is unknown."""
         return None if self.arrival < 0 else self.begin - self.arrival
 
     @property
@@ -396,6 +415,7 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     for _, _, call, arguments in heapq.merge(*calls, key=itemgetter(0, 1)):
         call(*arguments)
     finder.finish()
+    _add_encoded(session, steps, found)
     found.sort(key=lambda request: (request.begin, request.ctx, request.seq))
     served, taken = _noted(session, "request", Served), _noted(session, "slot", Taken)
     arrived = {(begin, seq): mark for mark, begin, seq in marks.tuples("mark", "begin", "seq")}
@@ -405,7 +425,7 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     return steps, found
 
 
-Noted = TypeVar("Noted", Served, Taken)
+Noted = TypeVar("Noted", Served, Taken, Encoded)
 
 
 def _noted(session: Session, name: str, kind: type[Noted]) -> dict[int, Noted]:
@@ -414,9 +434,9 @@ def _noted(session: Session, name: str, kind: type[Noted]) -> dict[int, Noted]:
     return {of.mark: of for of in found if isinstance(of, kind)}
 
 
-def read_note(note: Note) -> Served | Taken | None:
+def read_note(note: Note) -> Served | Taken | Encoded | None:
     """What llama-server notes of a request; None for another note."""
-    kind = {"request": Served, "slot": Taken}.get(note.name)
+    kind = {"request": Served, "slot": Taken, "encode": Encoded}.get(note.name)
     with suppress(msgspec.ValidationError):  # another application's
         return None if kind is None else msgspec.convert(note.data, kind)
     return None
@@ -451,6 +471,23 @@ def step_tokens(session: Session, steps: Table) -> tuple[Int64, Int64]:
     np.add.at(sampled, rows, 1)
     prompt[draft] = 0
     return prompt, np.where(draft, 0, np.where(samples, sampled, outputs))
+
+
+def _add_encoded(session: Session, steps: Table, requests: Sequence[Request]) -> None:
+    """Give each request what was encoded for it: the next step of the same thread computes that."""
+    spans = {mark: of for mark, *of in session.marks.tuples("mark", "thread", "begin", "end")}
+    row_of = {number: row for row, number in enumerate(steps["step"].tolist())}
+    serves = {row: request for request in requests for row in request.steps}
+    for noted in _noted(session, "encode", Encoded).values():
+        thread, begin, end = spans.get(noted.mark, (-1, -1, -1))
+        later = (session.steps["thread"] == thread) & (session.steps["begin"] >= end)
+        if end < 0 or not later.any():
+            continue
+        first = np.where(later, session.steps["begin"], LATEST).argmin()
+        request = serves.get(row_of.get(int(session.steps["step"][first]), -1))
+        if request is not None:
+            request.encoded.append(msgspec.structs.replace(noted, begin=begin, end=end))
+            request.begin = min(request.begin, begin)
 
 
 def parts_of_steps(session: Session, steps: Table) -> dict[int, list[Part]]:

@@ -494,12 +494,15 @@ class Resolver:
 
     _take_splits = _take_layers
 
-    def _check_memory(self, event: schema.Memory | schema.Sync) -> Iterator[str]:
+    def _check_memory(self, event: schema.Memory | schema.Adapters | schema.Sync) -> Iterator[str]:
         return self._known("context", event.ctx)
 
-    def _take_memory(self, _line: int, event: schema.Memory | schema.Sync) -> None:
+    def _take_memory(
+        self, _line: int, event: schema.Memory | schema.Adapters | schema.Sync
+    ) -> None:
         self._named(event.ctx)
 
+    _check_adapters, _take_adapters = _check_memory, _take_memory
     _check_sync, _take_sync = _check_memory, _take_memory
 
     def _check_kv(self, event: schema.Kv | schema.Token) -> Iterator[str]:

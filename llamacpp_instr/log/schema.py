@@ -308,6 +308,37 @@ class Memory(Event, kw_only=True):
     """resident memory of the whole process"""
 
 
+class Adapter(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True):
+    """A LoRA adapter. It adds `scale` times B A x to the product of a weight with x, times `alpha`
+    / `rank` if it has an alpha."""
+
+    file: str = ""
+    """its name without directories; empty if the application did not name one"""
+    name: str = ""
+    """of its metadata"""
+    rank: Count
+    """the largest of its pairs"""
+    n_weights: Count
+    """weights of the model that it changes"""
+    bytes: Bytes
+    """of its matrices A and B"""
+    alpha: float = 0.0
+    """0 if its file has none"""
+    scale: float | None = None
+    """the factor that the application chose; absent if it is no finite number"""
+
+
+class Adapters(Event, kw_only=True):
+    """The LoRA adapters that a context uses from now on.
+
+    Written when they change, so a context without adapters has none. One whose scale is 0 is not
+    used, and left out.
+    """
+
+    ctx: Ref
+    adapters: list[Adapter]
+
+
 class Leaf(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A tensor that a graph reads but does not compute: a weight, an input, a cache."""
 
@@ -656,7 +687,7 @@ class TensorStats(Event, kw_only=True):
 
 AnyEvent = (
     SessionStart | SessionEnd | Machine | Mark | Note | Message
-    | Model | Tensor | Context | Memory | Graph | Plan
+    | Model | Tensor | Context | Memory | Adapters | Graph | Plan
     | StepBegin | StepEnd | Compute | Layers | Ops | Splits | Sync | Kv | Token | TensorStats
 )  # fmt: skip
 

@@ -279,6 +279,7 @@ class Session:
     tensors: list[schema.Tensor]
     contexts: dict[int, schema.Context]
     memory: list[schema.Memory]
+    adapters: list[schema.Adapters]
     graphs: dict[int, schema.Graph]
     plans: dict[int, schema.Plan]
     machine: Table
@@ -438,8 +439,8 @@ _TABLES: dict[str, type[schema.Event]] = {
 }  # fmt: skip
 """tables of a session that have the keys of an event"""
 _LISTS: dict[str, type[schema.Event]] = {
-    "tensors": schema.Tensor, "memory": schema.Memory, "stats": schema.TensorStats,
-    "notes": schema.Note, "messages": schema.Message,
+    "tensors": schema.Tensor, "memory": schema.Memory, "adapters": schema.Adapters,
+    "stats": schema.TensorStats, "notes": schema.Note, "messages": schema.Message,
 }  # fmt: skip
 """lists of a session that keep an event as it is"""
 
@@ -507,7 +508,7 @@ class _Loader:
             return self.refs.models[event.model].event.dry
         if isinstance(event, schema.Plan):
             event = self.refs.graphs[event.graph].event
-        if isinstance(event, schema.Context | schema.Graph | schema.Memory):
+        if isinstance(event, schema.Context | schema.Graph | schema.Memory | schema.Adapters):
             return self.refs.contexts[event.ctx].model.event.dry
         return False
 

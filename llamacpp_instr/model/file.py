@@ -31,8 +31,14 @@ _GUESSED = 1024
 
 
 def role_of(weight: str) -> str:
-    """The name without the number of the layer and `.weight`: `attn_q`, `attn_q.bias`."""
-    return _LAYER.sub("", weight).removesuffix(".weight")
+    """The name without the number of the layer and `.weight`: `attn_q`, `attn_q.bias`,
+    `attn_q.lora_a`."""
+    return without_kind(_LAYER.sub("", weight))
+
+
+def without_kind(weight: str) -> str:
+    """The name without `.weight`, which most weights have."""
+    return weight.removesuffix(".weight").replace(".weight.lora_", ".lora_")
 
 
 class NamedTensor:
@@ -158,8 +164,9 @@ def load_model_file(name: str | Path) -> ModelFile:
     model = load_any_file(name)
     for part, header in model.headers.items():
         if (kind := kind_of(header)) != "model":
+            what, use = _OTHER_KINDS.get(str(kind), ("not a complete model", ""))
             raise UsageError(
-                f"{part} is not a complete model: its general.type is {quoted(kind)}; "
+                f"{part} is {what}: its general.type is {quoted(kind)}; {use}"
                 "`instr inspect` shows what is in it"
             )
         for obstacle in find_obstacles(header):
@@ -223,6 +230,15 @@ def _check_file(path: Path) -> None:
         raise UsageError(f"{path} is a directory; give the GGUF file in it")
     if not path.is_file():
         raise UsageError(f"{path} is not a regular file; llama.cpp loads models from files only")
+
+
+_OTHER_KINDS = {
+    "adapter": ("a LoRA adapter, not a model", "`instr run MODEL --lora FILE` uses it, "),
+    "mmproj": (
+        "a multimodal projector, not a model",
+        "`instr exec -- llama-server -m MODEL --mmproj FILE` uses it, ",
+    ),
+}
 
 
 def find_obstacles(header: Header) -> Iterator[str]:

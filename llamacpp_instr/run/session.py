@@ -25,6 +25,7 @@ from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedMode
 from llamacpp_instr.llama.generate import Sampler, Sampling, check_prompt, embed, generate, tokenize
 from llamacpp_instr.llama.log import Interrupt, captured
 from llamacpp_instr.log.schema import LEVELS
+from llamacpp_instr.model.adapter import Adapter, check_adapter
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.memory.plan import check_memory
 from llamacpp_instr.recording.session import (
@@ -57,6 +58,7 @@ class RunOptions:
     output: Path | None = None
     sampling: Sampling = field(default_factory=Sampling)
     context: ContextOptions = field(default_factory=ContextOptions)
+    lora: Sequence[Adapter] = ()
     mmap: bool = True
     chat: bool = False
     embed: bool = False
@@ -112,7 +114,9 @@ def run(
     file.check_has_weights()
     path = file.path
     if options.log is not None:
-        check_not_input(options.log, *file.headers)
+        check_not_input(options.log, *file.headers, *(of.path for of in options.lora))
+    for of in options.lora:
+        check_adapter(of.path, file)
     interrupt = interrupt or Interrupt()
     load_library(interrupt)
     check_memory(file, options.context, options.mmap)
@@ -163,6 +167,7 @@ def record_model(
                 debugger or nullcontext(),
                 LoadedModel(path, llama_log, options.mmap) as model,
             ):
+                model.use(options.lora)
                 work(model, session)
         except UsageError:
             session.close()

@@ -17,7 +17,8 @@ from llamacpp_instr.model.file import ModelFile, load_any_file, load_model_file
 from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Cell, Report
 from tests.conftest import Instr, assert_refused
-from tests.kit import native_kit
+from tests.kit import native_kit, projectors
+from tests.kit.adapters import new_adapter
 from tests.kit.gguf_files import save
 from tests.kit.in_process import printed, told
 from tests.kit.quantized_kit import quantized_demo
@@ -202,6 +203,27 @@ def test_a_lora_adapter(tmp_path: Path) -> None:
     assert reports(model)["Model"].notes == []
     said = facts(reports(model)["Hyper-parameters"])
     assert said == {"type": "lora", "lora.alpha": 16}
+    assert facts(reports(model)["Adapter"]) == {
+        "for models of": "llama", "rank": "8", "alpha": 16, "weights changed": 1,
+        "layers changed": 1,
+    }  # fmt: skip
+    explained = {row["fact"]: row["explained"] for row in rows(reports(model)["Adapter"])}
+    assert explained["alpha"] == "adds 2 times B A x, times the scale of the run"
+    assert explained["weights changed"] == "attn_q"
+    assert {row["Role"] for row in rows(reports(model)["Roles"])} == {
+        "attn_q.lora_a", "attn_q.lora_b"
+    }  # fmt: skip
+
+
+def test_an_adapter_with_several_ranks(demo_model: Path, tmp_path: Path) -> None:
+    writer = new_adapter(tmp_path / "adapter.gguf", "llama", alpha=0)
+    for i, rank in enumerate((8, 4, 8)):
+        for name, shape in (("lora_a", (rank, 64)), ("lora_b", (128, rank))):
+            writer.add_tensor(f"blk.{i}.ffn_up.weight.{name}", np.zeros(shape, np.float16))
+    save(writer)
+    said = facts(reports(load_any_file(tmp_path / "adapter.gguf"))["Adapter"])
+    assert (said["rank"], said["weights changed"], said["layers changed"]) == ("4, 8", 3, 3)
+    assert "Adapter" not in reports(load_model_file(demo_model))
 
 
 def test_a_multimodal_projector(tmp_path: Path) -> None:
@@ -219,6 +241,20 @@ def test_a_multimodal_projector(tmp_path: Path) -> None:
     assert facts(reports(model)["Model"])["kind"] == "mmproj"
     assert [row["Layer"] for row in rows(reports(model)["Layers"])] == [0, 1, -1]
     assert facts(reports(model)["Hyper-parameters"])["vision.block_count"] == 2
+    assert facts(reports(model)["Projector"]) == {
+        "reads": "images", "projector": "mlp", "layers": 2, "attention heads": 4
+    }  # fmt: skip
+
+
+def test_a_projector_says_what_it_reads_and_gives(tmp_path: Path) -> None:
+    model = load_any_file(projectors.write_projector(tmp_path / "mmproj.gguf", 256))
+    assert facts(reports(model)["Projector"]) == {
+        "reads": "images", "projector": "mlp", "image size (pixels)": projectors.SIZE,
+        "patch size (pixels)": projectors.PATCH, "layers": projectors.LAYERS,
+        "embedding width": projectors.WIDTH, "feed-forward width": projectors.FEED_FORWARD,
+        "attention heads": projectors.HEADS, "width for the model": 256,
+        "patches of an image": projectors.TOKENS,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -316,3 +316,29 @@ def test_a_role_is_the_same_in_every_layer(
     op: str, name: str, weight: str | None, role: str
 ) -> None:
     assert role_of(op, name, weight) == role
+
+
+def test_what_an_adapter_adds_is_a_block_of_its_own():
+    """As `build_lora_mm` makes it, twice: for the queries, which are scaled afterwards, and for the
+    output, to whose residual sum nothing is added."""
+    leafs = ["inp", "blk.0.attn_q.weight", "blk.0.attn_q.weight.lora_a"]
+    leafs += ["blk.0.attn_q.weight.lora_b", "scale"]
+    nodes = [
+        ("MUL_MAT", "node_0", [-2, -1], "attention"),
+        ("MUL_MAT", "node_1", [-3, -1], "adapter"),
+        ("MUL_MAT", "node_2", [-4, 1], "adapter"),
+        ("SCALE", "node_3", [2], "adapter"),
+        ("ADD", "Qcur-0", [0, 3], "adapter"),
+        ("SCALE", "Qcur-0", [4], "attention"),
+        ("ADD", "node_6", [5, 4], "attention"),
+        ("CONT", "node_7", [4], "attention"),
+        ("MUL_MAT_ID", "node_8", [-3, 6, -1], "adapter"),
+        ("MUL_MAT_ID", "node_9", [-4, 8, -1], "adapter"),
+        ("SCALE", "node_10", [9], "adapter"),
+        ("ADD", "ffn_moe_up-0", [6, 10], "adapter"),
+        ("ADD", "ffn_inp-0", [11, 5], "attention"),
+    ]
+    op, name, src, blocks = (list(of) for of in zip(*nodes, strict=True))
+    assert blocks_of(op, name, [0] * len(nodes), src, leafs) == blocks
+    assert role_of("MUL_MAT", "node_1", leafs[2]) == "attn_q.lora_a"
+    assert role_of("MUL_MAT", "node_2", "output.weight.lora_b") == "output.lora_b"

@@ -3,6 +3,7 @@ answers and the times by their own clock."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 import json
@@ -19,9 +20,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from llamacpp_instr.llama.build.programs import build_programs
+
+Prompt: TypeAlias = "str | dict[str, Any]"
 
 
 @functools.cache
@@ -53,7 +56,7 @@ class Server:
             return str(answer.read().decode())
 
     def complete(
-        self, prompt: str, n: int, leave_after: float = math.inf, trace: str = "",
+        self, prompt: Prompt, n: int, leave_after: float = math.inf, trace: str = "",
         leave: threading.Event | None = None, **options: Any,
     ) -> Answer:  # fmt: skip
         """Streams `n` tokens, greedily; the client leaves after so many seconds, or at an event.
@@ -80,8 +83,15 @@ class Server:
                     break
         return Answer(begin, first, end, "".join(text), timings)
 
+    def with_images(self, prompt: str, *images: bytes) -> Prompt:
+        """A prompt in which <image> stands for each of the images."""
+        marker = json.loads(self.get("/props"))["media_marker"]
+        data = [base64.b64encode(image).decode() for image in images]
+        text = prompt.replace("<image>", marker)
+        return {"prompt_string": text, "multimodal_data": data}
+
     def complete_all(
-        self, prompts: Sequence[Sequence[str]], n: Sequence[Sequence[int]]
+        self, prompts: Sequence[Sequence[Prompt]], n: Sequence[Sequence[int]]
     ) -> list[Answer]:
         """The answers to the prompts of each client, which asks one after the other."""
 

@@ -3,6 +3,7 @@
 A separate program, so that the patched and the unpatched library can run the same code:
 
     python tests/kit/probe.py MODEL OUT.npz --threads 2 [--level LEVEL --log LOG [--stats PATTERN]]
+        [--lora ADAPTER --scale SCALE]
 
 After `--then`, the same process does that again with other arguments. It imports nothing of this
 product, which an environment with the unpatched library lacks.
@@ -31,6 +32,8 @@ def main() -> None:
     parser.add_argument("--log")
     parser.add_argument("--stats")
     parser.add_argument("--decodes", type=int, default=DECODES)
+    parser.add_argument("--lora")
+    parser.add_argument("--scale", type=float, default=1.0)
     words = groupby(sys.argv[1:], lambda word: word == "--then")
     runs = [parser.parse_args(list(of)) for is_end, of in words if not is_end]
 
@@ -50,7 +53,8 @@ def probe(api: Any, args: argparse.Namespace) -> None:
         assert begun == 0, begun
     model = api.llama_model_load_from_file(args.model.encode(), api.llama_model_default_params())
     assert model, "the model does not load"
-    vectors = compute(api, model, args.threads, args.decodes)
+    adapter = args.lora and api.llama_adapter_lora_init(model, args.lora.encode())
+    vectors = compute(api, model, args.threads, args.decodes, adapter=adapter, scale=args.scale)
     api.llama_model_free(model)
     if args.level:
         ended = api._lib.llama_instr_end()
@@ -59,11 +63,17 @@ def probe(api: Any, args: argparse.Namespace) -> None:
 
 
 def compute(
-    api: Any, model: Any, threads: int, decodes: int, cb_eval: Any = None
+    api: Any,
+    model: Any,
+    threads: int,
+    decodes: int,
+    cb_eval: Any = None,
+    adapter: Any = None,
+    scale: float = 1.0,
 ) -> dict[str, np.ndarray]:
     """Logits (or embeddings) of a prompt of two ubatches and of `decodes` single tokens.
 
-    `cb_eval` is an eval callback for the context.
+    `cb_eval` is an eval callback for the context, which uses `adapter` with `scale`.
     """
     encodes = bool(api.llama_model_has_encoder(model))
     params = api.llama_context_default_params()
@@ -76,6 +86,9 @@ def compute(
         params.cb_eval = cb_eval
     context = api.llama_init_from_model(model, params)
     assert context, "no context"
+    if adapter:
+        handle = (api.llama_adapter_lora_p_ctypes * 1)(adapter)
+        api.llama_set_adapters_lora(context, handle, 1, (ctypes.c_float * 1)(scale))
     if not api.llama_get_memory(context):
         api.llama_set_embeddings(context, True)
     n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))

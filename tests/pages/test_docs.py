@@ -20,6 +20,7 @@ from llamacpp_instr.llama.build.source_tree import patches_dir, read_upstream
 from tests.debugger import test_dap_docs, test_debug_page_server
 from tests.image import engine_lines
 from tests.kit import tiny_models
+from tests.kit.adapters import write_adapter
 from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
@@ -75,6 +76,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     directory = tmp_path_factory.mktemp("stock")
     shutil.copyfile(DEMO, directory / "model-F16.gguf")
     tiny_models.write_bert(directory / "encoder.gguf")
+    write_adapter(directory / "adapter.gguf", DEMO)
     (directory / "your-text.txt").write_text("Once upon a time, Nora was glad. " * 40)
     (directory / "prompt.txt").write_text("Once upon a time\n")
     for name in ("machine.json", "faster.json"):
@@ -100,6 +102,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
         ["quantize", "model-F16.gguf", "--types", "Q8_0,Q4_K_M"],
         ["run", "model-F16.gguf", "-p", "Once upon a time", "-n", "6", "--repeat", "6"],
         ["run", "model-F16.gguf", "-p", "Hi", "-n", "2", "--stats", "l_out-*", "--log", "f16.log"],
+        ["run", "demo", "-p", "Hi", "-n", "2", "--lora", "adapter.gguf", "--log", "adapted.log"],
         [
             "run",
             "model-Q4_K_M.gguf",

@@ -18,7 +18,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, attention_work, attentions
-from llamacpp_instr.log.graph.ops import Block, blocks_of, bytes_moved, flops, tensor
+from llamacpp_instr.log.graph.ops import (
+    Block,
+    blocks_of,
+    bytes_moved,
+    flops,
+    is_adapter,
+    tensor,
+)
 from llamacpp_instr.log.schema import Changes, Graph, Nodes, Plan
 
 Int64 = NDArray[np.int64]
@@ -282,10 +289,11 @@ def node_work(graph: Graph, node: int) -> tuple[int, int]:
 
 
 def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | None]:
-    """Name and type of the first weight that nodes of the graph read directly, or None, None."""
+    """Name and type of the first weight, also of an adapter, that nodes of the graph read directly,
+    or None, None."""
     for node in nodes:
         for leaf in (graph.leaf(source) for source in graph.whole.src[node] if source < 0):
-            if leaf.tensor >= 0:
+            if leaf.tensor >= 0 or is_adapter(leaf.name):
                 return leaf.name, leaf.type
     return None, None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
@@ -19,9 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.schema import Graph
+from llamacpp_instr.model.file import without_kind
 from llamacpp_instr.model.types import type_named
 
-Block = Literal["embedding", "attention", "feed-forward", "norm", "kv", "output", "other"]
+Block = Literal[
+    "embedding", "attention", "feed-forward", "norm", "kv", "output", "adapter", "other"
+]  # fmt: skip
 BLOCKS: tuple[Block, ...] = get_args(Block)
 
 
@@ -36,7 +39,8 @@ def blocks_of(
 
     A node without a meaningful name (`node_21`, a CONT, a reshaped bias) belongs to the block of
     what it reads, else to that of the node before it. Outside all layers, nodes before the first
-    layer are the embedding, and nodes after the last are the output.
+    layer are the embedding, and nodes after the last are the output. What LoRA adapters add is a
+    block of its own, wherever it is.
     """
     in_layers = [i for i, il in enumerate(layer) if il >= 0]
     first, last = (in_layers[0], in_layers[-1]) if in_layers else (len(op), len(op))
@@ -57,7 +61,26 @@ def blocks_of(
         elif block == "other" and i > last:
             block = "output"
         blocks.append(block)
+    for i in _of_adapters(op, src, leafs):
+        blocks[i] = "adapter"
     return blocks
+
+
+def _of_adapters(
+    op: Sequence[str], src: Sequence[Sequence[int]], leafs: Sequence[str]
+) -> Iterator[int]:
+    """The nodes that adapters add to a graph: the products with their matrices, the scaling, and
+    the sum with what the weight gives (`build_lora_mm` in src/llama-graph.cpp)."""
+    last: dict[int, str] = {}
+    for i, sources in enumerate(src):
+        added = last.get(sources[-1], "") if sources else ""
+        if (
+            any(is_adapter(leafs[-1 - s]) for s in sources if s < 0)
+            or (op[i] == "SCALE" and added.startswith("MUL_MAT"))
+            or (op[i] == "ADD" and added == "SCALE")
+        ):
+            last[i] = op[i]
+            yield i
 
 
 def block_of(op: str, name: str, weight_names: Sequence[str], layer: int) -> Block:
@@ -95,9 +118,14 @@ def role_of(op: str, name: str, weight: str | None) -> str:
     """What a node is in every layer: `ffn_down`, `Qcur`, `cache_k`; empty if no name shows it."""
     if weight and op != "ROPE":  # which reads the frequencies for queries and keys
         inside = _WEIGHT.match(weight)
-        return (inside[1] if inside else weight).removesuffix(".weight")
+        return without_kind(inside[1] if inside else weight)
     plain = re.sub(r"_l\d+$", "", _plain_name(name))
     return "" if re.match(r"(node|leaf)_\d+$", plain) else plain
+
+
+def is_adapter(leaf: str) -> bool:
+    """Whether a leaf of that name is a matrix of a LoRA adapter: `blk.0.attn_q.weight.lora_a`."""
+    return leaf.endswith((".lora_a", ".lora_b"))
 
 
 def is_cache(leaf: str) -> bool:

@@ -196,6 +196,10 @@ def thread_spans(
                 yield n + i, 2 * n, None
 
 
+_OF_ADAPTER = {
+    "SCALE": "scale what a LoRA adapter adds",
+    "ADD": "add what a LoRA adapter gives",
+}
 _OFF_AT_ZERO = frozenset({"max_bias", "logit_softcap", "n_kv_max"})
 """parameters of attention that few models use"""
 
@@ -218,7 +222,10 @@ def _args(
     descriptions = []
     for node in inside:
         leafs = [graph.leaf(source).name for source in reads[node] if source < 0]
-        descriptions.append(describe(nodes.op[node], nodes.name[node], leafs, nodes.layer[node]))
+        words = describe(nodes.op[node], nodes.name[node], leafs, nodes.layer[node])
+        if kernels.block[kernel] == "adapter":
+            words = _OF_ADAPTER.get(nodes.op[node], words)
+        descriptions.append(words)
     args: dict[str, Value] = {
         "what": ", ".join(descriptions),
         "tensor": nodes.name[last] or f"node_{last}",

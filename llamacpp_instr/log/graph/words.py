@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from llamacpp_instr.log.graph.ops import is_adapter
+
 
 def describe(op: str, name: str, leafs: Sequence[str], layer: int) -> str:
     """What a node does: `query projection`, `write keys to the KV cache`, `residual add`. `leafs`
@@ -21,6 +23,8 @@ def describe(op: str, name: str, leafs: Sequence[str], layer: int) -> str:
         matrix = _of_weight(weight)
         if matrix is None:
             continue
+        if is_adapter(weight):
+            return f"LoRA adapter of the {matrix}"
         if op in ("MUL_MAT", "MUL_MAT_ID"):
             return matrix
         if op in ("ADD", "ADD_ID"):

@@ -9,13 +9,15 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cinttypes>
 #include <cstdarg>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <string>
 #include <utility>
 
-#ifdef LLAMA_BUILD
+#ifdef LLAMA_INSTR_LIBRARY
 #    define LLAMA_INSTR_WEAK
 #else
 #    define LLAMA_INSTR_WEAK __attribute__((weak))
@@ -39,7 +41,7 @@ LLAMA_API LLAMA_INSTR_WEAK void llama_instr_sample_for(int32_t seq);
 
 }  // extern "C"
 
-#ifndef LLAMA_BUILD
+#ifndef LLAMA_INSTR_LIBRARY
 
 // a note with these members of a JSON object, as printf() formats them
 __attribute__((format(printf, 2, 3))) inline void llama_instr_facts(const char * name, const char * format, ...) {
@@ -74,9 +76,24 @@ class llama_instr_span {
         }
     }
 
+    // the id of its mark, -1 if it is not recorded
+    int64_t mark() const { return id; }
+
   private:
     const char * name;
     int64_t      id;
+};
+
+// clip_image_batch_encode: around it. `parts` images of `width` x `height` pixels, or pieces of audio of `width` frames
+// and `height` bins, become `tokens` embeddings.
+class llama_instr_encode : public llama_instr_span {
+  public:
+    llama_instr_encode(bool is_audio, size_t parts, int width, int height, size_t tokens) : llama_instr_span("encode") {
+        if (mark() >= 0) {
+            llama_instr_facts("encode", "\"mark\":%" PRId64 ",\"kind\":\"%s\",\"parts\":%zu,\"width\":%d,\"height\":%d,\"tokens\":%zu",
+                mark(), is_audio ? "audio" : "image", parts, width, height, tokens);
+        }
+    }
 };
 
 // A request from its arrival to its end. It moves with the server's task. One that is dropped before a slot took it
@@ -165,4 +182,4 @@ class llama_instr_sampling {
     uint64_t                       t_begin;
 };
 
-#endif  // LLAMA_BUILD
+#endif  // LLAMA_INSTR_LIBRARY

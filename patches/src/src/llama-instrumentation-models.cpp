@@ -6,6 +6,7 @@
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-session.h"
 
+#include "llama-adapter.h"
 #include "llama-context.h"
 #include "llama-model.h"
 
@@ -21,6 +22,8 @@ struct fact_table {
     std::mutex mutex;
     std::unordered_map<const llama_model *, model_load>      loads;
     std::unordered_map<const llama_context *, context_facts> contexts;
+    std::unordered_map<const llama_context *, std::string>   adapters;
+    std::unordered_map<const llama_adapter_lora *, std::string> files;
 };
 
 fact_table & facts() {
@@ -46,9 +49,23 @@ void keep_fact(const llama_context * ctx, const context_facts & known) {
     f.contexts[ctx] = known;
 }
 
+void keep_fact(const llama_context * ctx, const std::string & adapters) {
+    auto & f = facts();
+    std::lock_guard<std::mutex> lock(f.mutex);
+    f.adapters[ctx] = adapters;
+}
+
+void keep_fact(const llama_adapter_lora * adapter, const std::string & path) {
+    auto & f = facts();
+    std::lock_guard<std::mutex> lock(f.mutex);
+    f.files[adapter] = path.substr(path.rfind('/') + 1);
+}
+
 void forget_facts(const void * what) {
     auto & f = facts();
     std::lock_guard<std::mutex> lock(f.mutex);
+    f.adapters.erase((const llama_context *) what);
+    f.files.erase((const llama_adapter_lora *) what);
     f.loads.erase((const llama_model *) what);
     f.contexts.erase((const llama_context *) what);
     for (auto & entry : f.contexts) {
@@ -146,6 +163,7 @@ context_state & model_table::context_locked(const llama_context * ctx) {
         }
         write_context(*slot, model_id);
         write_memory_if_changed(s, *slot);
+        write_adapters_if_changed(s, *slot);
     }
     return *slot;
 }
@@ -188,6 +206,13 @@ void write_weight(log_part & s, int model_id, int id, const std::string & name, 
     s.write(LLAMA_INSTR_EV_TENSOR, line);
 }
 
+// a file or a program may claim anything; JSON has no infinity
+void write_finite(json_line & line, const char * key, float v) {
+    if (std::isfinite(v)) {
+        line.kv(key, v);
+    }
+}
+
 void write_hparams(json_line & line, const llama_model & model) {
     const llama_hparams & hp = model.hparams;
     line.object(LLAMA_INSTR_K_HPARAMS);
@@ -200,13 +225,8 @@ void write_hparams(json_line & line, const llama_model & model) {
     }
     line.kv("n_swa", hp.n_swa);
     line.kv("n_expert", hp.n_expert).kv("n_expert_used", hp.n_expert > 0 ? hp.n_expert_used_max() : 0);
-    const auto number = [&line](const char * key, float v) {
-        if (std::isfinite(v)) {  // a file may claim anything; JSON has no infinity
-            line.kv(key, v);
-        }
-    };
-    number("rope_freq_base", hp.rope_freq_base_train);
-    number("norm_rms_eps", hp.f_norm_rms_eps);
+    write_finite(line, "rope_freq_base", hp.rope_freq_base_train);
+    write_finite(line, "norm_rms_eps", hp.f_norm_rms_eps);
     line.close_object();
 }
 
@@ -297,6 +317,54 @@ void write_memory_if_changed(log_part & s, context_state & state) {
     line.kv(LLAMA_INSTR_K_CTX, state.id).kv_json(LLAMA_INSTR_K_BUFFERS, now.c_str());
     line.kv(LLAMA_INSTR_K_RSS, resident_bytes());
     s.write(LLAMA_INSTR_EV_MEMORY, line);
+}
+
+std::string adapters_json(const std::unordered_map<llama_adapter_lora *, float> & scales) {
+    std::multimap<std::string, std::pair<const llama_adapter_lora *, float>> by_file;
+    {
+        auto & f = facts();
+        std::lock_guard<std::mutex> lock(f.mutex);
+        for (const auto & entry : scales) {
+            const auto file = f.files.find(entry.first);
+            by_file.emplace(file == f.files.end() ? "" : file->second, entry);
+        }
+    }
+    json_line line;
+    line.inner_array();
+    for (const auto & entry : by_file) {
+        const llama_adapter_lora & adapter = *entry.second.first;
+        const auto name = adapter.gguf_kv.find("general.name");
+        int64_t rank  = 0;
+        size_t  bytes = 0;
+        for (const auto & pair : adapter.ab_map) {
+            rank = std::max(rank, pair.second.b->ne[0]);
+            bytes += ggml_nbytes(pair.second.a) + ggml_nbytes(pair.second.b);
+        }
+        line.object().kv(LLAMA_INSTR_K_FILE, entry.first);
+        line.kv(LLAMA_INSTR_K_NAME, name == adapter.gguf_kv.end() ? "" : name->second);
+        line.kv(LLAMA_INSTR_K_RANK, rank).kv(LLAMA_INSTR_K_N_WEIGHTS, adapter.ab_map.size()).kv(LLAMA_INSTR_K_BYTES, bytes);
+        write_finite(line, LLAMA_INSTR_K_ALPHA, adapter.alpha);
+        write_finite(line, LLAMA_INSTR_K_SCALE, entry.second.second);
+        line.close_object();
+    }
+    return std::string(line.close_array().lines());
+}
+
+void write_adapters_if_changed(log_part & s, context_state & state) {
+    std::string now = "[]";
+    {
+        auto & f = facts();
+        std::lock_guard<std::mutex> lock(f.mutex);
+        const auto known = f.adapters.find(state.ctx);
+        now = known == f.adapters.end() ? now : known->second;
+    }
+    if (now == state.adapters) {
+        return;
+    }
+    state.adapters = now;
+    json_line & line = line_buffer().begin(LLAMA_INSTR_EV_ADAPTERS, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_CTX, state.id).kv_json(LLAMA_INSTR_K_ADAPTERS, now.c_str());
+    s.write(LLAMA_INSTR_EV_ADAPTERS, line);
 }
 
 }  // namespace llama_instr

@@ -38,7 +38,8 @@ struct context_state {
     int  last_step = -1;
     bool graphs_known = false;  // graphs built since the part began; older ones have no layers
     bool has_device   = false;
-    std::string memory;  // the last breakdown written
+    std::string memory;           // the last breakdown written
+    std::string adapters = "[]";  // the last written
     std::vector<batch_token> sampled;  // the latest batch, which a sampler reads
     std::vector<cache_state> caches;
     std::vector<std::unique_ptr<graph_state>> graphs;  // the latest is the last
@@ -106,6 +107,9 @@ context_facts facts_of(const llama_context * ctx);
 
 void keep_fact(const llama_model * model, const model_load & load);
 void keep_fact(const llama_context * ctx, const context_facts & facts);
+// the adapters of a context, as `adapters_json` has them
+void keep_fact(const llama_context * ctx, const std::string & adapters);
+void keep_fact(const llama_adapter_lora * adapter, const std::string & path);
 void forget_facts(const void * what);
 
 // guards these facts
@@ -114,5 +118,9 @@ std::mutex & facts_mutex();
 // llama.cpp's memory breakdown as a JSON array of buffer uses
 std::string memory_json(const llama_context * ctx);
 void write_memory_if_changed(log_part & s, context_state & state);
+
+// adapters and their scales as a JSON array, by the names of their files
+std::string adapters_json(const std::unordered_map<llama_adapter_lora *, float> & scales);
+void write_adapters_if_changed(log_part & s, context_state & state);
 
 }  // namespace llama_instr

@@ -419,6 +419,9 @@ void llama_instr_model_load::done(const llama_model * model) {
 }
 
 void llama_instr_model_free(const llama_model * model) {
+    for (const llama_adapter_lora * adapter : model->loras) {
+        forget_facts(adapter);
+    }
     forget_everywhere(model);
 }
 
@@ -429,4 +432,21 @@ void llama_instr_context_init(const llama_context * ctx, const llama_context_par
 
 void llama_instr_context_free(const llama_context * ctx) {
     forget_everywhere(ctx);
+}
+
+void llama_instr_adapter_load(const llama_adapter_lora * adapter, const char * path) {
+    if (adapter) {
+        keep_fact(adapter, path);
+    }
+}
+
+void llama_instr_adapter_free(const llama_adapter_lora * adapter) {
+    forget_facts(adapter);
+}
+
+void llama_instr_adapters(const llama_context * ctx, const std::unordered_map<llama_adapter_lora *, float> & scales) {
+    keep_fact(ctx, adapters_json(scales));
+    if (const auto s = llama_instr_enabled() ? current_part() : nullptr) {
+        write_adapters_if_changed(*s, s->known.of(ctx));
+    }
 }

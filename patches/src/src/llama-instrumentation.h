@@ -5,12 +5,14 @@
 
 #pragma once
 
+#define LLAMA_INSTR_LIBRARY  // other libraries, such as mtmd, are programs
 #include "llama-instrumentation-programs.h"
 #include "llama.h"
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 //
@@ -88,6 +90,7 @@ LLAMA_API void llama_instr_debug(llama_instr_on_compute on_compute, llama_instr_
 //
 
 struct ggml_cgraph;
+struct llama_adapter_lora;
 struct llama_batch_ext;
 class  llama_kv_cache;
 class  llama_memory_recurrent;
@@ -316,6 +319,11 @@ void llama_instr_model_free(const llama_model * model);
 // llama_init_from_model, llama_context::~llama_context
 void llama_instr_context_init(const llama_context * ctx, const llama_context_params & params);
 void llama_instr_context_free(const llama_context * ctx);
+
+// llama_adapter_lora_init, llama_adapter_lora_free, llama_context::set_adapters_lora: also when nothing is recorded
+void llama_instr_adapter_load(const llama_adapter_lora * adapter, const char * path);
+void llama_instr_adapter_free(const llama_adapter_lora * adapter);
+void llama_instr_adapters(const llama_context * ctx, const std::unordered_map<llama_adapter_lora *, float> & scales);
 
 // llama_sampler_sample: around it
 class llama_instr_sample {
