@@ -10,6 +10,7 @@ import ast
 import inspect
 import json
 import re
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -42,10 +43,10 @@ op.
 """
 
 
-def render_page(examples: Path) -> str:
-    """The page as Markdown; `examples` is a log that contains every event."""
+def render_page(*examples: Path) -> str:
+    """The page as Markdown; `examples` are logs that contain every event."""
     lines_of: dict[str, str] = {}
-    for line in examples.read_text(encoding="utf-8").splitlines():
+    for line in chain.from_iterable(of.read_text(encoding="utf-8").splitlines() for of in examples):
         if event := re.match(r'\{"event":"(\w+)"', line):
             lines_of.setdefault(event[1], line)
     conventions = inspect.cleandoc(schema.__doc__ or "").partition("Conventions:")
@@ -127,7 +128,7 @@ def _type(text: str) -> str:
     text = re.sub(r"dict\[str, (.*)\]", r"object of \1", text).replace(" | ", " or ")
     for name, plain in _TYPES.items():
         text = re.sub(rf"\b{name}\b", plain, text)
-    text = re.sub(r"\b(Count|Ref|OptionalRef|Layer|Number|Fused)\b", "int", text)
+    text = re.sub(r"\b(Count|Ref|OptionalRef|Layer|Number|Fused|Expert|Uses)\b", "int", text)
     text = re.sub(r"\bstr\b", "string", text).replace("Any", "any")
     return re.sub(
         rf"\b({'|'.join(_PARTS)})\b", lambda part: f"[{part[1]}](#{part[1].lower()})", text

@@ -14,6 +14,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.graph.attention import Ubatch, attention_work, attentions
+from llamacpp_instr.log.graph.experts import choices
 from llamacpp_instr.log.graph.kernels import node_backends, node_work, weight_read
 from llamacpp_instr.log.graph.ops import VIEW_OPS, op_params, role_of, tensor
 from llamacpp_instr.log.graph.words import OPSET, standard_operator
@@ -52,9 +53,10 @@ class Count:
 
 def count_ops(graph: Graph, ubatch: Ubatch | None = None) -> dict[Kind, Count]:
     """The ops of a graph, which must have its nodes, in the order of their first node. `ubatch` is
-    what is known of the masks of its computes."""
+    what is known of its computes."""
     nodes = graph.whole
     attention = attentions(graph, node_backends(graph))
+    chosen, used = choices(graph), ubatch.experts.by_node() if ubatch else {}
     found: dict[Kind, Count] = {}
     for i, op in enumerate(nodes.op):
         count = found.setdefault(_kind(graph, nodes, i), Count())
@@ -62,6 +64,10 @@ def count_ops(graph: Graph, ubatch: Ubatch | None = None) -> dict[Kind, Count]:
         if i in attention:
             flops, cells, bound = attention_work(attention[i], ubatch)
             n_bytes -= (attention[i].n_kv - cells) * attention[i].cell_bytes
+            count.bound |= bound
+        if i in chosen:
+            unread, bound = chosen[i].unread_of(used)
+            n_bytes -= unread
             count.bound |= bound
         count.n += 1
         count.flops += flops

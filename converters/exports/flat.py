@@ -122,6 +122,11 @@ def _flat_lines(refs: Resolver, event: schema.Event, step: int) -> Iterator[Flat
                 where = {"step_name": f"layer_{layer}", "layer": layer, "step": step}
                 yield {"event": "step_begin", "t": begin, **where}
                 yield {"event": "step_end", "t": begin + dur, "dur": dur, **where}
+    elif isinstance(event, schema.Experts):
+        nodes = refs.compute.graph.event.whole
+        for node, expert, uses in event.choices():
+            where = {"name": nodes.name[node], "layer": nodes.layer[node], "step": step}
+            yield {"event": "experts", "t": event.t, "expert": expert, "uses": uses, **where}
     elif isinstance(event, schema.StepBegin | schema.StepEnd):
         assert refs.step is not None
         yield {**msgspec.to_builtins(event), "step_name": refs.step.phase}

@@ -117,6 +117,7 @@ class _OfStep:
 @dataclass
 class _OfCompute:
     layers: schema.Layers | None = None
+    experts: bool = False
     threads: set[int] = field(default_factory=set)
     splits: bool = False
 
@@ -337,6 +338,20 @@ class _Checker:
         elif compute.threads:
             yield f"comes after the ops of compute {event.compute}"
         compute.layers = event
+
+    def _experts(self, event: schema.Experts) -> Iterator[str]:
+        if self._level == "minimal":
+            yield "experts at level minimal"
+        compute = self._measured_compute()
+        if compute.experts:
+            yield f"the experts of compute {event.compute} were given before"
+        compute.experts = True
+        for node, expert, uses in event.choices():
+            ids = self._refs.compute.graph.choices[node].ids
+            if sum(uses) != ids:
+                yield f"experts of node {node} were used {sum(uses)} times, it has {ids} ids"
+            if any(one >= other for one, other in pairwise(expert)):
+                yield f"the experts of node {node} are not in order"
 
     def _ops(self, event: schema.Ops) -> Iterator[str]:
         yield from _gap(event.gap)

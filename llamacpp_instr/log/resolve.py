@@ -14,6 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.batches import Batches, Caches, Part
 from llamacpp_instr.log.graph.attention import Ubatch
+from llamacpp_instr.log.graph.experts import Choice, Used, choices, experts_problems
 from llamacpp_instr.log.graph.kernels import graph_like, graph_problems, plan_problems
 from llamacpp_instr.log.reader import EventReader
 
@@ -87,6 +89,14 @@ class KnownGraph:
     event: schema.Graph
     context: KnownContext
     plans: list[int] = field(default_factory=list)
+    used: Used = field(default_factory=Used)
+    """of its latest compute, which the next one often shares"""
+
+    @cached_property
+    def choices(self) -> dict[int, Choice]:
+        """The experts of its nodes; none if it has no nodes or is damaged."""
+        damaged = self.event.nodes is None or any(graph_problems(self.event))
+        return {} if damaged else choices(self.event)
 
 
 @dataclass(eq=False)
@@ -138,14 +148,16 @@ class KnownCompute:
     event: schema.Compute
     graph: KnownGraph
     ubatch: Ubatch | None
-    """what is known of its masks, None for nothing"""
+    """what is known of its masks and experts, None for nothing"""
 
 
 Check: TypeAlias = Callable[[Any], Iterator[str]]
 """why an event is not whole; changes nothing"""
 Take: TypeAlias = Callable[[int, Any], None]
 """keeps what later events can name; of an event that is not whole, as far as they can be checked"""
-Measured: TypeAlias = "schema.Layers | schema.Ops | schema.Splits | schema.TensorStats"
+Measured: TypeAlias = (
+    "schema.Experts | schema.Layers | schema.Ops | schema.Splits | schema.TensorStats"
+)
 Takers: TypeAlias = Mapping[type[schema.Event], Callable[[Any], None]]
 
 
@@ -159,7 +171,7 @@ class Resolver:
     graph: KnownGraph
     plan: KnownPlan
     compute: KnownCompute
-    """that `layers`, `ops`, `splits` and `tensor_stats` measure"""
+    """that `experts` to `splits` and `tensor_stats` measure"""
     step: KnownStep | None
     """that a `step_end` ends or a `compute` belongs to"""
     mark: schema.Mark
@@ -445,6 +457,19 @@ class Resolver:
         recent[event.graph] = recent.pop(event.graph)
 
     # --- measurements ---
+
+    def _check_experts(self, event: schema.Experts) -> Iterator[str]:
+        yield from self._known("compute", event.compute)
+        if (compute := self.computes.get(event.compute)) is not None:
+            yield from experts_problems(event, compute.graph.choices)
+
+    def _take_experts(self, line: int, event: schema.Experts) -> None:
+        self._take_layers(line, event)
+        if (compute := self.computes.get(event.compute)) is not None and compute.ubatch is not None:
+            used = Used(tuple(event.node), tuple(map(len, event.expert)))
+            if used != compute.graph.used:
+                compute.graph.used = used
+            compute.ubatch = compute.ubatch._replace(experts=compute.graph.used)
 
     def _check_layers(self, event: schema.Layers) -> Iterator[str]:
         yield from interval_problems(event, layer=event.layer, gap=event.gap)

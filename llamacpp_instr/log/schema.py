@@ -14,14 +14,15 @@ columns of an event have the same length. In `gap`/`dur` columns the i-th interv
 Lifetimes: An event assigns an id once, before any other event names it. A reader keeps models
 until the log ends. It may forget a context once 256 others have been named after it, and a graph
 and its plans once 64 other graphs of that context have been written or computed; if the recorder
-meets an older graph again, it writes it again with a new id. `layers`, `ops`, `splits` and
-`tensor_stats` name the latest compute of a context. `compute` and `step_end` name an open step, but
-`kv` and `token` may name one that has ended. So a reader needs the same memory for a log of any
+meets an older graph again, it writes it again with a new id. `experts`, `layers`, `ops`, `splits`
+and `tensor_stats` name the latest compute of a context. `compute` and `step_end` name an open step,
+but `kv` and `token` may name one that has ended. So a reader needs the same memory for a log of any
 size. Commands reject a log that names anything else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -68,6 +69,9 @@ Strides = Annotated[list[Bytes], Meta(max_length=4)]
 Sequences = Annotated[list[Int32], Meta(max_length=MAX_SEQUENCES)]
 Int32Words = Annotated[list[Int32], Meta(max_length=64)]
 """ggml allows 16"""
+Expert = Annotated[int, Meta(ge=0, le=2**16 - 1)]
+"""llama.cpp allows 1024"""
+Uses = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Meta(max_length=1000)]
 """the name of a tensor, an op or a type; ggml allows 63 bytes"""
 Number = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -570,6 +574,24 @@ class Compute(Event, kw_only=True):
     status: Int32 = 0
 
 
+class Experts(Event, kw_only=True):
+    """The experts that one graph compute used, if its graph chooses among experts on the CPU."""
+
+    compute: Ref
+    node: list[Count]
+    """the first `MUL_MAT_ID` that reads the ids of the chosen experts; others that read the same
+    ids use the same experts"""
+    expert: list[list[Expert]]
+    """of each node: the experts that were used, ascending"""
+    uses: list[list[Uses]] | None = None
+    """of each of these experts: how many tokens used it. Absent: all 1"""
+
+    def choices(self) -> Iterator[tuple[int, list[int], list[int]]]:
+        """The node, the experts and their uses of each node."""
+        uses = self.uses or [[1] * len(expert) for expert in self.expert]
+        return zip(self.node, self.expert, uses, strict=False)
+
+
 class Layers(Event, kw_only=True):
     """The layers of one graph compute: consecutive kernels of the same layer, on thread 0."""
 
@@ -688,7 +710,8 @@ class TensorStats(Event, kw_only=True):
 AnyEvent = (
     SessionStart | SessionEnd | Machine | Mark | Note | Message
     | Model | Tensor | Context | Memory | Adapters | Graph | Plan
-    | StepBegin | StepEnd | Compute | Layers | Ops | Splits | Sync | Kv | Token | TensorStats
+    | StepBegin | StepEnd | Compute | Experts | Layers | Ops | Splits | Sync | Kv | Token
+    | TensorStats
 )  # fmt: skip
 
 EVENTS: tuple[type[Event], ...] = AnyEvent.__args__

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.log import schema
+from llamacpp_instr.log.experts import ExpertsCollector, ExpertUses
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.kernels import Kernels, Work, plan_kernels
 from llamacpp_instr.log.reader import LogEnd
@@ -298,6 +299,7 @@ class Session:
     barriers, and ns in barriers, inside kernels and between them (verbose)"""
     layers: list[Timings]
     splits: list[Timings]
+    experts: ExpertUses
     syncs: Table
     kv: Table
     tokens: Table
@@ -309,7 +311,7 @@ class Session:
     open_steps: list[KnownStep]
     """begun and not ended"""
     ubatches: dict[int, Ubatch]
-    """what is known of the masks of each compute"""
+    """what is known of each compute"""
     _kernels: dict[int, Kernels] = field(default_factory=dict)
 
     @cached_property
@@ -354,7 +356,7 @@ def load_session(
     such lines and events out, and `log_end` counts them. `every_thread` keeps the kernels of all
     threads, not of the first alone: twice the memory for two threads. Without `computes`,
     which saves a third of the time, it has steps only: its `computes`, `kv`, `ubatches`, `ops`,
-    `threads`, `layers` and `splits` are empty.
+    `experts`, `threads`, `layers` and `splits` are empty.
     """
     (session,) = load_parts(path, on_progress, sys.maxsize, lenient, every_thread, computes)
     return session
@@ -481,6 +483,7 @@ class _Loader:
         }
         self.lists: dict[str, Any] = {name: [] for name in _LISTS}
         self.timings = {name: TimingsCollector() for name in ("ops", "layers", "splits")}
+        self.experts = ExpertsCollector()
         self.n_rows = 0
         self._takers: dict[type[schema.Event], Callable[[Any], None]] = {
             **{event: self.tables[name].add_event for name, event in _TABLES.items()},
@@ -492,13 +495,14 @@ class _Loader:
             schema.Plan: self._plan,
             schema.StepEnd: self._step_end,
             schema.Compute: self._compute,
+            schema.Experts: self._experts,
             schema.Ops: self._ops,
             schema.Layers: self._layers,
             schema.Splits: self.timings["splits"].add,
             schema.Mark: self._mark,
         }
         if not self.computes:
-            for of in (schema.Compute, schema.Kv, schema.Layers, schema.Splits):
+            for of in (schema.Compute, schema.Experts, schema.Kv, schema.Layers, schema.Splits):
                 del self._takers[of]
 
     def _is_dry(self, event: schema.Event) -> bool:
@@ -521,6 +525,7 @@ class _Loader:
     def session(self, path: str, log_end: LogEnd, open_steps: list[KnownStep]) -> Session:
         columns: dict[str, Any] = {name: of.table() for name, of in self.tables.items()}
         columns |= {name: of.timings() for name, of in self.timings.items()}
+        columns["experts"] = self.experts.uses()
         columns["steps"] = with_result_times(columns["steps"], columns["syncs"])
         return Session(
             path=path,
@@ -558,6 +563,11 @@ class _Loader:
     def _compute(self, event: schema.Compute) -> None:
         self.tables["computes"].add_event(event)
         self.facts["ubatches"][event.compute] = self.refs.compute.ubatch
+
+    def _experts(self, event: schema.Experts) -> None:
+        self.facts["ubatches"][event.compute] = self.refs.compute.ubatch
+        self.n_rows += sum(map(len, event.expert))
+        self.experts.add(event)
 
     def _ops(self, event: schema.Ops) -> None:
         if event.plan in self.impossible:

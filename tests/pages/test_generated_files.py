@@ -77,7 +77,9 @@ def test_the_json_schema_accepts_the_lines_of_a_log(
 def test_the_json_schema_refuses_what_the_reader_refuses(
     json_schema: Draft202012Validator, event: type[schema.Event]
 ) -> None:
-    lines = map(json.loads, generate.EXAMPLES.read_text(encoding="utf-8").splitlines())
+    examples = (generate.EXAMPLES, generate.MORE_EXAMPLES)
+    texts = [path.read_text(encoding="utf-8") for path in examples]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
     example = next(line for line in lines if line["event"] == schema.event_name(event))
     for change in ({"t": "soon"}, {"t": None}, {"nonsense": 1}):
         wrong = example | change
@@ -86,8 +88,9 @@ def test_the_json_schema_refuses_what_the_reader_refuses(
         assert not json_schema.is_valid(wrong)
 
 
-def test_the_examples_are_from_a_log_that_is_right():
-    assert list(check_log(generate.EXAMPLES)) == []
+def test_the_examples_are_from_logs_that_are_right():
+    for path in (generate.EXAMPLES, generate.MORE_EXAMPLES):
+        assert list(check_log(path)) == []
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

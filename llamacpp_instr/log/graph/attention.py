@@ -23,6 +23,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from llamacpp_instr.log.graph.experts import Used
 from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.schema import Graph
 
@@ -53,7 +54,7 @@ class Seen(NamedTuple):
 
 
 class Ubatch(NamedTuple):
-    """What is known of a compute and of its masks."""
+    """What is known of a compute, of its masks and of its experts."""
 
     n_threads: int
     n_tokens: int
@@ -65,6 +66,7 @@ class Ubatch(NamedTuple):
     """of the layers that have a sliding one, 0 if the model has none"""
     uniform: bool
     """the window moves with the token; not chunks, and not to both sides"""
+    experts: Used = Used()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.graph.attention import Attention, Ubatch, attention_work, attentions
+from llamacpp_instr.log.graph.experts import Choice, Used, choices, used_by_node
 from llamacpp_instr.log.graph.ops import (
     Block,
     blocks_of,
@@ -48,12 +49,19 @@ class Kernels:
     flops: Int64
     """of attention over the whole window of the cache: see `work`"""
     bytes: Int64
+    """with as many experts as the ids can name"""
     attention: dict[int, Attention]
-    """by kernel: those whose work depends on the compute"""
+    """by kernel"""
+    choices: dict[int, Choice]
+    """by kernel: among which experts a MUL_MAT_ID chooses"""
+
+    def varies(self, kernel: int) -> bool:
+        """Whether its work depends on the compute."""
+        return kernel in self.attention or kernel in self.choices
 
     def work(self, ubatch: Ubatch | None) -> KernelWork:
-        """The work of one compute. `ubatch` is what is known of its masks, None for nothing."""
-        if not self.attention:
+        """The work of one compute. `ubatch` is what is known of it, None for nothing."""
+        if not self.attention and not self.choices:
             return KernelWork(self.flops, self.bytes, np.zeros(len(self.flops), np.bool_))
         known = {of: attention_work(of, ubatch) for of in set(self.attention.values())}
         n_flops, n_bytes = self.flops.copy(), self.bytes.copy()
@@ -61,10 +69,14 @@ class Kernels:
         for kernel, of in self.attention.items():
             n_flops[kernel], cells, bound[kernel] = known[of]
             n_bytes[kernel] -= (of.n_kv - cells) * of.cell_bytes
+        used = ubatch.experts.by_node() if ubatch else {}
+        for kernel, choice in self.choices.items():
+            unread, bound[kernel] = choice.unread_of(used)
+            n_bytes[kernel] -= unread
         return KernelWork(n_flops, n_bytes, bound)
 
     def works(self, ubatches: Sequence[Ubatch | None]) -> Work:
-        """The work of several computes; `ubatches` is what is known of the masks of each."""
+        """The work of several computes; `ubatches` is what is known of each."""
         shapes = {of: np.zeros((3, len(ubatches)), np.int64) for of in self.attention.values()}
         for of, work in shapes.items():
             for i, ubatch in enumerate(ubatches):
@@ -74,6 +86,13 @@ class Kernels:
             kernel: (shapes[of][0], self.bytes[kernel] - shapes[of][1], shapes[of][2] > 0)
             for kernel, of in self.attention.items()
         }
+        used = used_by_node([of.experts if of else Used() for of in ubatches])
+        unknown = np.full(len(ubatches), -1, np.int64)
+        for kernel, choice in self.choices.items():
+            n = used.get(choice.node, unknown)
+            n_bytes = self.bytes[kernel] - np.where(n < 0, 0, choice.unread(n))
+            same = np.broadcast_to(self.flops[kernel], len(ubatches))
+            varying[kernel] = same, n_bytes, (n < 0) & (not choice.certain)
         return Work(len(ubatches), self.flops, self.bytes, varying)
 
 
@@ -229,7 +248,7 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
         n_flops[i] = sum(work[node][0] for node in inside)
         passed = sum(tensor(graph, node).bytes for node in inside[:-1])
         n_bytes[i] = sum(work[node][1] for node in inside) - 2 * passed
-    shapes = attentions(graph, node_backends(graph))
+    shapes, experts = attentions(graph, node_backends(graph)), choices(graph)
     alone = {i: of.start for i, of in enumerate(plan.kernels) if len(of) == 1}
     return Kernels(
         label=label,
@@ -241,6 +260,7 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
         flops=n_flops,
         bytes=n_bytes,
         attention={i: shapes[node] for i, node in alone.items() if node in shapes},
+        choices={i: experts[node] for i, node in alone.items() if node in experts},
     )
 
 

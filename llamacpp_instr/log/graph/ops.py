@@ -194,8 +194,8 @@ def bytes_read(op: str, k: int, src_ne: Sequence[Sequence[int]], n_bytes: int) -
     """The part of `bytes_moved` that a node reads of its source `k`, which has `n_bytes`.
 
     GET_ROWS reads only the rows it fetches; SET_ROWS and CPY do not read what they overwrite.
-    MUL_MAT_ID reads the experts that are used. A log does not record which ones, so at most one
-    expert per use counts, and never more than exist.
+    MUL_MAT_ID reads the experts that are used: here as many as its ids can name, because shapes say
+    no more. `graph.experts` has what a compute used.
     """
     if (op, k) in (("SET_ROWS", 2), ("CPY", 1)):
         return 0

@@ -158,7 +158,7 @@ def plan_timeline(graph: Graph, plan: Plan) -> PlanTimeline:
     for i, inside in enumerate(kernels.nodes):
         args = _args(graph, kernels, i, reads, backends[inside[0]])
         role = role_of(nodes.op[inside[0]], nodes.name[inside[-1]], kernels.weight[i])
-        of = kernels.block[i], layers[i], args, n_flops[i], n_bytes[i], i in kernels.attention
+        of = kernels.block[i], layers[i], args, n_flops[i], n_bytes[i], kernels.varies(i)
         ops.append(OpSlice("+".join(nodes.op[node] for node in inside), *of, role))
     of_layers = runs([op.layer for op in ops])
     of_blocks = runs([(op.layer, op.block) for op in ops])
@@ -246,7 +246,7 @@ def _args(
     weight, weight_type = kernels.weight[kernel], kernels.weight_type[kernel]
     if weight is not None and weight_type is not None:
         args |= {"weight": weight, "weight_type": weight_type}
-    varies = kernel in kernels.attention
+    varies = kernels.varies(kernel)
     if (n_bytes := int(kernels.bytes[kernel])) and not varies:
         made, shapes = tensor(graph, last), [tensor(graph, s).ne for s in nodes.src[last]]
         written = bytes_written(nodes.op[last], made.ne, made.bytes, shapes)

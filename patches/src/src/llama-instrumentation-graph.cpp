@@ -10,6 +10,8 @@
 #include "llama-context.h"
 
 #include <algorithm>
+#include <unordered_set>
+#include <utility>
 
 namespace llama_instr {
 
@@ -432,6 +434,22 @@ std::vector<int32_t> layers_of(ggml_cgraph * gf, const std::unordered_map<const 
     return layers;
 }
 
+// Of the nodes that read the same ids, the first stands for all. A copy that a scheduler makes of ids is read in their place.
+shared_experts experts_of(ggml_cgraph * gf) {
+    std::vector<ggml_instr_experts> found;
+    std::unordered_set<const ggml_tensor *> known;
+    int32_t offset = 0;
+    for (int i = 0; i < ggml_graph_n_nodes(gf); i++) {
+        const ggml_tensor * node = ggml_graph_node(gf, i);
+        if (node->op == GGML_OP_MUL_MAT_ID && ggml_instr_node_runs(node) && known.insert(node->src[2]).second) {
+            const auto n = (int32_t) node->src[0]->ne[2];
+            found.push_back({ i, n, offset });
+            offset += n;
+        }
+    }
+    return std::make_shared<const std::vector<ggml_instr_experts>>(std::move(found));
+}
+
 }  // namespace
 
 graph_state & graph_of(log_part & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers) {
@@ -439,6 +457,7 @@ graph_state & graph_of(log_part & s, context_state & state, ggml_cgraph * gf, co
     graph->uid    = ggml_instr_graph_uid(gf);
     graph->source = source;
     graph->layers = layers_of(gf, built_layers);
+    graph->experts = s.detail == level::minimal ? std::make_shared<const std::vector<ggml_instr_experts>>() : experts_of(gf);
     graph->n_splits      = ggml_backend_sched_get_n_splits(state.ctx->get_sched());
     graph->splits_matter = state.has_device || graph->n_splits > 1;
     graph_index index(gf);

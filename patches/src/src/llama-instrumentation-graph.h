@@ -4,6 +4,7 @@
 
 #include "llama-instrumentation-kernels.h"
 
+#include "ggml-instrumentation.h"
 #include "ggml.h"
 
 #include <cstdint>
@@ -28,6 +29,9 @@ struct graph_digests {
     std::vector<uint64_t> leafs;  // the shape of each
 };
 
+// of a graph, and of the records that refer to them
+using shared_experts = std::shared_ptr<const std::vector<ggml_instr_experts>>;
+
 struct graph_state {
     uint64_t uid = 0;  // ggml's, of the last graph with this content
     int      id  = -1;
@@ -36,6 +40,7 @@ struct graph_state {
     std::vector<int32_t>    layers;  // of every node
     std::vector<shared_plan> plans;
     std::vector<last_plan>  last;    // of every thread
+    shared_experts experts;  // that are counted
     int      n_splits = 0;
     bool     splits_matter = false;  // more than one, or a device
 

@@ -228,6 +228,44 @@ void add_thread(log_part & s, const context_state & state, graph_state & graph, 
     s.add(record, std::string_view((const char *) th.times, n_times * sizeof(*th.times)), plan, n_lines);
 }
 
+// the experts that a compute used; the tail holds the uses of each, laid out as in the sink
+struct alignas(8) experts_record {
+    const std::vector<ggml_instr_experts> * experts;  // the log owns them with the record
+    compute_times times;
+
+    void format(std::string_view tail, log_lines & lines) const {
+        const auto * uses = (const uint32_t *) tail.data();
+        json_line & line = lines.begin(LLAMA_INSTR_EV_EXPERTS, lines.clock->ns(times.begin));
+        line.kv(LLAMA_INSTR_K_COMPUTE, times.compute);
+        // of those that a node on the CPU used, as a list for each node
+        const auto lists = [&](const char * key, auto && add) {
+            line.array(key);
+            for (const auto & of : *experts) {
+                const uint32_t * begin = uses + of.offset;
+                if (std::any_of(begin, begin + of.n, [](uint32_t n) { return n > 0; })) {
+                    add(of, begin);
+                }
+            }
+            line.close_array();
+        };
+        const auto items = [&line](const ggml_instr_experts & of, const uint32_t * begin, auto && item) {
+            line.inner_array();
+            for (int32_t i = 0; i < of.n; i++) {
+                if (begin[i] > 0) {
+                    line.item(item(i));
+                }
+            }
+            line.close_array();
+        };
+        lists(LLAMA_INSTR_K_NODE, [&](const auto & of, const uint32_t *) { line.item(of.node); });
+        lists(LLAMA_INSTR_K_EXPERT, [&](const auto & of, const uint32_t * begin) { items(of, begin, [](int32_t i) { return i; }); });
+        if (std::any_of(uses, uses + tail.size() / sizeof(*uses), [](uint32_t n) { return n > 1; })) {
+            lists(LLAMA_INSTR_K_USES, [&](const auto & of, const uint32_t * begin) { items(of, begin, [begin](int32_t i) { return begin[i]; }); });
+        }
+        line.end();
+    }
+};
+
 // the tail holds the splits, laid out as in the sink
 struct alignas(8) splits_record {
     compute_times times;
@@ -253,6 +291,11 @@ struct alignas(8) splits_record {
 
 void write_kernels(log_part & s, context_state & state, graph_state & graph, const compute_times & times) {
     const ggml_instr_sink & sink = state.sink;
+    if (sink.next_experts > 0) {
+        const auto & last = graph.experts->back();
+        const size_t n_uses = (size_t) last.offset + (size_t) last.n;
+        s.add(experts_record { graph.experts.get(), times }, std::string_view((const char *) sink.uses, n_uses * sizeof(*sink.uses)), graph.experts);
+    }
     for (int32_t i = 0; i < sink.n_threads; i++) {
         const ggml_instr_thread & th = sink.threads[i];
         s.dropped_ops += (uint64_t) th.dropped;

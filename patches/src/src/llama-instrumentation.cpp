@@ -275,7 +275,9 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     c.state->sink.record_splits = c.graph->splits_matter;
     const int n_recorded = c.s->detail == level::verbose ? n_threads : 1;
     const size_t n_nodes = c.graph->layers.size();
-    c.recorded = ggml_instr_sink_reset(&c.state->sink, n_recorded, (int32_t) n_nodes, c.graph->n_splits);
+    const auto & experts = *c.graph->experts;
+    c.recorded = ggml_instr_sink_reset(&c.state->sink, n_recorded, (int32_t) n_nodes, c.graph->n_splits) &&
+                 ggml_instr_sink_expect(&c.state->sink, experts.data(), (int32_t) experts.size());
     if (c.recorded) {
         ggml_instr_set_sink(&c.state->sink);
     } else {

@@ -63,6 +63,14 @@ struct ggml_instr_split {
     uint64_t end;
 };
 
+// The experts that a MUL_MAT_ID chooses among. Nodes that read the same ids, such as those of gate, up and down, use the
+// same experts: they are counted once.
+struct ggml_instr_experts {
+    int32_t node;    // of the whole graph: the first that reads these ids
+    int32_t n;
+    int32_t offset;  // in the uses of the sink
+};
+
 struct ggml_instr_sink {
     struct ggml_instr_thread * threads;
     int32_t n_threads;     // threads that are recorded: 1 or all
@@ -74,6 +82,12 @@ struct ggml_instr_sink {
     struct ggml_instr_split * splits;
     int32_t n_splits;
     int32_t n_splits_capacity;
+
+    const struct ggml_instr_experts * experts;  // of the graph, in the order of its nodes
+    int32_t    n_experts;
+    int32_t    next_experts;   // that may be counted next
+    uint32_t * uses;           // of each expert, how many ids name it
+    size_t     uses_capacity;
 };
 
 // CLOCK_MONOTONIC in nanoseconds
@@ -91,6 +105,13 @@ GGML_API struct ggml_instr_sink * ggml_instr_get_sink(void);
 // returns false when memory runs out
 GGML_API bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int32_t n_ops, int32_t n_splits);
 GGML_API void ggml_instr_sink_free (struct ggml_instr_sink * sink);
+
+// makes room for the uses of these experts, which must outlive the compute, and sets them to 0; returns false when memory
+// runs out. Without experts, nothing is counted.
+GGML_API bool ggml_instr_sink_expect(struct ggml_instr_sink * sink, const struct ggml_instr_experts * experts, int32_t n_experts);
+
+// called by thread 0 after the node of a sub-graph, a MUL_MAT_ID that reads these ids, and before the next may overwrite them
+GGML_API void ggml_instr_count_experts(struct ggml_instr_sink * sink, int32_t node, const struct ggml_tensor * ids);
 
 // called by the scheduler around the compute of a split, or of a part of it that begins at node `i_start`
 GGML_API void ggml_instr_split_begin(int32_t split, int32_t i_start, bool asynchronous);

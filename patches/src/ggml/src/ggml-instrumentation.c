@@ -127,12 +127,54 @@ bool ggml_instr_sink_reset(struct ggml_instr_sink * sink, int32_t n_threads, int
     return true;
 }
 
+bool ggml_instr_sink_expect(struct ggml_instr_sink * sink, const struct ggml_instr_experts * experts, int32_t n_experts) {
+    sink->n_experts = sink->next_experts = 0;
+    if (n_experts == 0) {
+        return true;
+    }
+    const size_t n_uses = (size_t) experts[n_experts - 1].offset + (size_t) experts[n_experts - 1].n;
+    if (n_uses > sink->uses_capacity) {
+        uint32_t * uses = realloc(sink->uses, n_uses * sizeof(*uses));
+        if (uses == NULL) {
+            return false;
+        }
+        sink->uses          = uses;
+        sink->uses_capacity = n_uses;
+    }
+    memset(sink->uses, 0, n_uses * sizeof(*sink->uses));
+    sink->experts   = experts;
+    sink->n_experts = n_experts;
+    return true;
+}
+
+void ggml_instr_count_experts(struct ggml_instr_sink * sink, int32_t node, const struct ggml_tensor * ids) {
+    node += sink->node_offset;
+    // what another backend has computed is passed over
+    while (sink->next_experts < sink->n_experts && sink->experts[sink->next_experts].node < node) {
+        sink->next_experts++;
+    }
+    if (sink->next_experts == sink->n_experts || sink->experts[sink->next_experts].node != node) {
+        return;  // they were counted with a node before it
+    }
+    const struct ggml_instr_experts * of = &sink->experts[sink->next_experts++];
+    uint32_t * uses = sink->uses + of->offset;
+    for (int64_t i1 = 0; i1 < ids->ne[1]; i1++) {
+        for (int64_t i0 = 0; i0 < ids->ne[0]; i0++) {
+            const int32_t id = *(const int32_t *) ((const char *) ids->data + i1 * (int64_t) ids->nb[1] + i0 * (int64_t) ids->nb[0]);
+            if (id >= 0 && id < of->n) {
+                uses[id]++;
+            }
+        }
+    }
+}
+
 void ggml_instr_sink_free(struct ggml_instr_sink * sink) {
     for (int32_t i = 0; i < sink->n_threads; i++) {
         free(sink->threads[i].nodes);  // and `times`, in the same block
     }
     free(sink->threads);
     free(sink->splits);
+    free(sink->uses);
     memset(sink, 0, sizeof(*sink));
 }
 
