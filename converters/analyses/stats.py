@@ -25,6 +25,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.analyses.clock import untimed_note
+from llamacpp_instr.converters.analyses.experts import experts_report
 from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.log.graph.kernels import Work, untimed_backends
 from llamacpp_instr.log.graph.ops import BLOCKS, VIEW_OPS
@@ -41,14 +42,14 @@ from llamacpp_instr.report.report import BOUND, Cell, Column, Report, Unit, rate
 
 OfKernel = Literal["op", "layer", "block", "role", "tensor", "type"]
 OfStep = Literal["phase", "context", "sequence", "request", "mark"]
-By = Literal[OfKernel, OfStep, "thread"]
+By = Literal[OfKernel, OfStep, "thread", "expert"]
 Value: TypeAlias = "str | int"
 Key: TypeAlias = tuple[Value, ...]
 """of a group: the values of its keys"""
 
 OF_KERNEL: tuple[OfKernel, ...] = ("op", "layer", "block", "role", "tensor", "type")
 OF_STEP: tuple[OfStep, ...] = ("phase", "context", "sequence", "request", "mark")
-BYS: tuple[By, ...] = (*OF_KERNEL, *OF_STEP, "thread")
+BYS: tuple[By, ...] = (*OF_KERNEL, *OF_STEP, "thread", "expert")
 IN_ORDER: tuple[By, ...] = ("layer", "phase", "context")
 """keys whose rows are in the order of their values, not of time"""
 LEFT_OUT: Key = ()
@@ -65,8 +66,9 @@ def parse_by(text: str) -> tuple[By, ...]:
     keys = tuple(by for name in names for by in BYS if by == name)
     if len(keys) != len(names) or len(set(keys)) != len(keys) or len(keys) > 2:
         raise UsageError(f"--by {text}: give one of {', '.join(BYS)}, or two, such as layer,op")
-    if "thread" in keys and len(keys) > 1:
-        raise UsageError(f"--by {text}: thread cannot be combined with another key")
+    for alone in {"thread", "expert"} & set(keys):
+        if len(keys) > 1:
+            raise UsageError(f"--by {text}: {alone} cannot be combined with another key")
     return keys
 
 
@@ -137,6 +139,11 @@ def compute_stats(
         threads.title = f"Kernels by thread, {what}"
         threads.notes += notes
         return [threads]
+    if keys == ("expert",):
+        report = experts_report(account, [of.accepts for of in filters])
+        report.title += f", {what}"
+        report.notes += notes
+        return [report]
     if not of_kernels:
         report = _report(keys, "Steps", _by_step(account, keys, filters))
     elif keys == ("layer",) and not session.ops:
@@ -180,6 +187,8 @@ def _check(session: Session, keys: Sequence[By], filters: Sequence[Filter]) -> N
         )
     if "thread" in keys and filters:
         raise UsageError("by thread counts all kernels: leave out --layers, --ops and --where")
+    if "expert" in keys and any(of.key != "layer" for of in filters):
+        raise UsageError("by expert counts tokens of layers: leave out --ops and --where")
 
 
 def _kept(session: Session, notes: Sequence[str]) -> str:

@@ -49,7 +49,8 @@ def summary(logs: Logs = LOGS, output: cli.ReportOutput = cli.REPORT) -> None:
 )
 def stats(
     by: str | None = cli.option(
-        "What each row is: op, layer, block, role, tensor, type, phase, context, mark, thread.  "
+        "What each row is: op, layer, block, role, tensor, type, phase, context, mark, "
+        "thread, expert.  "
         "[default: op; layer if the log has no ops]",
         "KEY[,KEY]",
         shell_complete=cli.complete_names,
