@@ -96,6 +96,8 @@ Cause: TypeAlias = "tuple[str, float, str] | None"
 
 WAITING = 0.2
 """share of the time of the steps"""
+SLOW, PARTS = 0.2, 5
+"""share of the fast threads' time in products, and parts of equal numbers of computes"""
 SMALL_BATCH, SPLIT = 64, 4
 """tokens of a batch of a prompt, and into how many batches it is split at least"""
 REBUILT, REBUILT_COST = 0.5, 0.02
@@ -139,7 +141,7 @@ def too_many_threads(facts: Facts) -> Cause:
 
 def waiting_threads(facts: Facts) -> Cause:
     """Thread 0 waits in barriers for the others (WAITING)."""
-    if facts.n_threads < 2 or facts.lacks_cpus:
+    if facts.n_threads < 2 or facts.lacks_cpus or slow_threads(facts):
         return None
     waiting = 0
     on_device = device_times(facts.session)
@@ -155,6 +157,37 @@ def waiting_threads(facts: Facts) -> Cause:
         return None
     what = f"Threads wait for each other: thread 0 spent {shown(waiting, 'ns')} in barriers."
     advice = f"Try fewer than {facts.n_threads} threads: the kernels are too small to share."
+    return what, share, advice
+
+
+def slow_threads(facts: Facts) -> Cause:
+    """Some threads end matrix products later than the others, which wait for them (SLOW) at least
+    twice as long as they do, in every part of the session (PARTS)."""
+    threads = facts.session.threads
+    threads = threads.rows(np.isin(threads["compute"], facts.computes["compute"]))
+    _, at, n_threads = np.unique(threads["compute"], return_inverse=True, return_counts=True)
+    n = int(n_threads.max(initial=0))
+    threads = threads.rows(n_threads[at] == n)
+    if n < 2 or facts.is_crowded:
+        return None
+    by_thread = np.argsort(threads["thread"], kind="stable")
+    work, wait = (
+        threads[name][by_thread].reshape(n, -1) for name in ("in_products", "after_products")
+    )
+    shares = wait.sum(axis=1) / np.maximum((work + wait).sum(axis=1), 1)
+    order = np.argsort(shares)
+    slow, fast = np.split(order, [1 + int(np.diff(shares[order]).argmax())])
+    parts = np.array_split(wait, min(PARTS, wait.shape[1]), axis=1)
+    share = float(wait[fast].sum() / max((work + wait)[fast].sum(), 1))
+    if share < SLOW or any(2 * part[slow].mean() > part[fast].mean() for part in parts):
+        return None
+    what = (
+        f"{len(slow)} of {counted(n, 'thread')} are slower: the others wait for them in"
+        f" {100 * share:.0f} % of the time of matrix products."
+    )
+    advice = (
+        f"Keep them off slow or busy CPUs (taskset), or use fewer threads (--threads {len(fast)})."
+    )
     return what, share, advice
 
 
@@ -409,5 +442,6 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Cause]], ...] = (
     ("slow-application", "the time between tokens", slow_application),
     ("memory-bound", "the steps' time", memory_bound),
     ("missed-reuse", "the steps' time", missed_reuse),
+    ("slow-threads", "the fast threads' time", slow_threads),
 )
 """Names, what their shares are of, and the rules. Names never change; add new ones at the end."""

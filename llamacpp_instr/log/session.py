@@ -33,6 +33,7 @@ from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.resolve import KnownStep, Resolver
 from llamacpp_instr.log.runs import Run, read_run
 from llamacpp_instr.log.schema import Event, Layers, Ops, Splits
+from llamacpp_instr.log.threads import ThreadTimes, thread_times
 
 Int64 = NDArray[np.int64]
 
@@ -295,8 +296,7 @@ class Session:
     ops: list[Timings]
     """kernels of thread 0, which takes part in each; of all threads if `every_thread` was set"""
     threads: Table
-    """compute, thread, kernels, busy, waiting: the kernels of each thread, ns in them without their
-    barriers, and ns in barriers, inside kernels and between them (verbose)"""
+    """compute, thread, kernels: how many each thread had; and its `ThreadTimes` (verbose)"""
     layers: list[Timings]
     splits: list[Timings]
     experts: ExpertUses
@@ -477,7 +477,7 @@ class _Loader:
         self.tables = {
             "steps": Columns(*_STEP_BEGIN, "begin", "phase", "end", *_STEP_END, phase="O"),
             "sequences": Columns("step", "seq", "pos", "tokens", "outputs", prompt="b"),
-            "threads": Columns("compute", "thread", "kernels", "busy", "waiting"),
+            "threads": Columns("compute", "thread", "kernels", *ThreadTimes._fields),
             "marks": Columns("mark", "name", "begin", "end", "thread", "seq", name="O"),
             **{name: Columns.of(event) for name, event in _TABLES.items()},
         }
@@ -577,9 +577,8 @@ class _Loader:
             return
         self.n_rows += len(event.dur)
         if event.wait is not None:
-            wait = sum(event.wait)
-            busy, waiting = sum(event.dur) - wait, wait + sum(event.gap or ())
-            self.tables["threads"].add((event.compute, event.thread, len(event.dur), busy, waiting))
+            times = thread_times(event, self.refs.plan)
+            self.tables["threads"].add((event.compute, event.thread, len(event.dur), *times))
         if event.thread == 0 or self.every_thread:
             self.timings["ops"].add(event)
 
