@@ -49,8 +49,8 @@ def expert_usage(account: Account) -> dict[tuple[str, Place], Usage]:
     computes, at = np.unique(recorded.compute, return_inverse=True)
     row = np.array([account.row.get(of, -1) for of in computes.tolist()], np.int64)[at]
     graph = np.array([graph_of[of] for of in computes.tolist()], np.int64)[at]
-    phases = [*account.phases, ""]
-    phase_of = np.array([phases.index(of) for of in account.steps["phase"]] + [-1], np.int64)
+    phases = [*account.phases, ""]  # the last is of what does not count
+    phase_of = np.array([phases.index(of) for of in (*account.steps["phase"], "")], np.int64)
     places: dict[Place, int] = {}
     # a graph and a node as one number: few are different
     step = int(recorded.node.max(initial=0)) + 1
@@ -116,7 +116,7 @@ def experts_report(account: Account, accepts: Sequence[Callable[[int], bool]] = 
         " Busiest/mean: the uses of the busiest expert, divided by those of the mean one.",
         "`--layers N` shows each expert of layer N.",
     ]
-    return Report("Experts by layer", columns, rows, notes, labels=3)
+    return Report("Experts by layer", columns, rows, notes, labels=2)
 
 
 def _of_layer(found: dict[tuple[str, Place], Usage]) -> Report:

@@ -161,8 +161,8 @@ def waiting_threads(facts: Facts) -> Cause:
 
 
 def slow_threads(facts: Facts) -> Cause:
-    """Some threads end matrix products later than the others, which wait for them (SLOW) at least
-    twice as long as they do, in every part of the session (PARTS)."""
+    """Some threads end matrix products later than the others, which wait for them (SLOW): twice as
+    long as they do in all, and longer in every part of the session (PARTS)."""
     threads = facts.session.threads
     threads = threads.rows(np.isin(threads["compute"], facts.computes["compute"]))
     _, at, n_threads = np.unique(threads["compute"], return_inverse=True, return_counts=True)
@@ -179,7 +179,8 @@ def slow_threads(facts: Facts) -> Cause:
     slow, fast = np.split(order, [1 + int(np.diff(shares[order]).argmax())])
     parts = np.array_split(wait, min(PARTS, wait.shape[1]), axis=1)
     share = float(wait[fast].sum() / max((work + wait)[fast].sum(), 1))
-    if share < SLOW or any(2 * part[slow].mean() > part[fast].mean() for part in parts):
+    always = all(part[fast].mean() > part[slow].mean() for part in parts)
+    if share < SLOW or not always or wait[fast].mean() < 2 * wait[slow].mean():
         return None
     what = (
         f"{len(slow)} of {counted(n, 'thread')} are slower: the others wait for them in"

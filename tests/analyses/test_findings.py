@@ -30,7 +30,7 @@ from tests.kit.provoke import KINDS
 from tests.kit.reports import by_title, session_of
 from tests.kit.sketched_log import Sketch
 
-OTHERS = {"disturbed-machine", "waiting-threads"}
+OTHERS = {"disturbed-machine", "waiting-threads", "slow-threads"}
 """what other tests on the same machine may really cause"""
 TIMED = {"slow-application", "cold-start", "waiting-threads", "costly-sampling"}
 """a thread without a CPU looks the same, so that a disturbed machine hides it"""
@@ -62,7 +62,7 @@ def test_a_finding_fires_where_it_was_provoked(kind: str, tmp_path: Path) -> Non
     if kind in REPACKED:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
         need(missing="ggml repacks nothing for this CPU", where="avx2" not in flags)
-    if kind == "waiting-threads":
+    if kind in ("waiting-threads", "slow-threads"):
         need(missing="one CPU has no other to wait for", where=(os.cpu_count() or 1) < 2)
     log = tmp_path / "provoked.log"
     printed = provoke(kind, log)
@@ -116,6 +116,20 @@ def waiting(percent: int) -> Sketch:
     log = Sketch()
     for _ in range(4):
         log.step(1000, sampled=1, ops=([500, 400], [2 * percent, 8 * percent]), threads=2)
+    return log
+
+
+def slow(percent: int, *slow_ones: int, threads: int = 2, parts: int = 5) -> Sketch:
+    """The other threads wait in products for the slow ones so much of the time, in so many of five
+    parts of the session. Thread 0 does everything else alone."""
+    log = Sketch()
+    start = log.events[0]
+    assert isinstance(start, s.SessionStart)
+    log.events[0] = replace(start, host=replace(start.host, cores=8))
+    for i in range(20):
+        waits = [0 if t in slow_ones or i // 4 >= parts else 5 * percent for t in range(threads)]
+        ops = [([500, 100], [wait, 100 * (t > 0)]) for t, wait in enumerate(waits)]
+        log.step(700, sampled=1, ops=ops[0], others=ops[1:], threads=threads)
     return log
 
 
@@ -195,6 +209,10 @@ def application(percent: int, ns: int, tokens: int) -> Sketch:
     ("log", "rule", "share"),
     [
         (waiting(19), None, 0), (waiting(21), "waiting-threads", 0.21),
+        (slow(19, 1), None, 0), (slow(21, 1), "slow-threads", 0.21),
+        (slow(60, 1), "slow-threads", 0.6), (slow(60, 0), "slow-threads", 0.6),
+        (slow(26, 2, 3, threads=4), "slow-threads", 0.26), (slow(20), None, 0),
+        (slow(60, 1, parts=4), "waiting-threads", 300 / 700 * 4 / 5),
         (batches(4, 63), "small-batches", 0.5), (batches(4, 64), None, 0),
         (batches(3, 32), None, 0), (ubatches(4, 63), "small-batches", 0.5),
         (ubatches(4, 64), None, 0), (ubatches(3, 63), None, 0),
@@ -224,6 +242,23 @@ def test_a_rule_fires_at_its_limit(
     assert found.keys() == ({rule} if rule else set())
     if rule:
         assert found[rule].share == pytest.approx(share, rel=0.02)
+
+
+def test_slow_threads_are_counted_and_the_others_are_advised(tmp_path: Path) -> None:
+    log = slow(26, 0, 2, 3, threads=5)
+    found = causes(session_of(tmp_path / "sketched.log", log.events))["slow-threads"]
+    assert "3 of 5 threads are slower" in found.what
+    assert "26 % of the time of matrix products" in found.what
+    assert "--threads 2" in found.advice
+
+
+def test_threads_that_are_not_in_each_compute_are_left_out(tmp_path: Path) -> None:
+    """A context may use more threads for prompts."""
+    log = slow(30, 1)
+    for _ in range(4):
+        log.step(700, sampled=1, ops=([500, 100], [450, 0]), threads=2)
+    found = causes(session_of(tmp_path / "sketched.log", log.events))
+    assert found["slow-threads"].share == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("log", [sampling(50), application(40, 600_000, 30), waiting(50)])

@@ -27,6 +27,7 @@ from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import BOUND, AtMost, arrange
 from tests.conftest import Instr, assert_refused
+from tests.kit import experts_log
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
 from tests.kit.reports import column, session_of
@@ -320,7 +321,11 @@ def test_imbalance_is_that_of_pandas(recorded, tables):
 @pytest.mark.parametrize("by", BYS)
 @pytest.mark.parametrize("level", s.LEVELS)
 def test_a_level_answers_what_it_can(by, level, tmp_path):
-    session = session_of(tmp_path / "session.log", make_log(Random(3).randint, 1, level))
+    made = make_log(Random(3).randint, 1, level)
+    if by == "expert":
+        start, *rest = experts_log.events()
+        made = [replace(start, level=level), *rest]
+    session = session_of(tmp_path / "session.log", made)
     can = level == "verbose" or by in ("layer", *OF_STEP)
     can = can or (level != "minimal" and by != "thread")
     if can:

@@ -9,6 +9,7 @@ because the demo model has not what they need.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,7 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction.probe import measure
 from llamacpp_instr.prediction.probe.file import Probe, probe_json
+from llamacpp_instr.prediction.recorded import Shape, write_random_layers
 from tests.kit.decoder import Decoder
 from tests.kit.quantize_kit import quantize_model
 from tests.kit.sparse_models import write_sparse_llama
@@ -114,6 +116,35 @@ def waiting_threads(_: str, log: str) -> None:
         session.generate(n_prompt=2, n=20)
 
 
+def slow_threads(_: str, log: str) -> None:
+    """The second thread shares its CPU with processes that never wait. The weights are so large
+    that most of the time, both are in products."""
+    cpu, shared = sorted(os.sched_getaffinity(0))[:2]
+    model = write_random_layers(_beside(log), Shape(1024, 4096, 8, 8), ["F16"] * 2)
+    session = Decoder(str(model), threads=2)
+    session.generate(n_prompt=2, n=2)
+    session.forget()
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -15)  # of this thread: the other CPU may be shared, too
+    for task in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(task.name), {cpu if int(task.name) == os.getpid() else shared})
+    forever = (
+        f"import os; os.sched_setaffinity(0, {{{shared}}}); print(flush=True)\nwhile True: pass"
+    )
+    busy = [
+        subprocess.Popen([sys.executable, "-c", forever], stdout=subprocess.PIPE) for _ in range(3)
+    ]
+    for process in busy:
+        assert process.stdout is not None
+        process.stdout.readline()
+    try:
+        with llamacpp_instr.record(log, level="verbose", force=True):
+            session.generate(n_prompt=2, n=20)
+    finally:
+        for process in busy:
+            process.kill()
+
+
 def held_twice(model: str, log: str) -> None:
     """Weights of a type that ggml repacks. Prints how many bytes of the file are mapped then."""
     options = QuantizeOptions(pure=True)
@@ -179,6 +210,7 @@ KINDS: dict[str, Callable[[str, str], None]] = {
     "costly-sampling": costly_sampling,
     "slow-application": slow_application,
     "waiting-threads": waiting_threads,
+    "slow-threads": slow_threads,
     "held-twice": held_twice,
     "no-interleaved-kernel": no_interleaved_kernel,
     "memory-bound": memory_bound,

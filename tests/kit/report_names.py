@@ -21,6 +21,8 @@ REPORTS = {
     "summary": f"summary {LOG}",
     "summary of llama-bench": f"summary {TESTS / 'fixtures' / 'llama-bench.log.gz'}",
     "stats": f"stats {LOG} --by layer,op",
+    "experts": f"stats {TESTS / 'fixtures' / 'experts.log'} --by expert",
+    "experts of a layer": f"stats {TESTS / 'fixtures' / 'experts.log'} --by expert --layers 0",
     "requests": f"requests {LOG}",
     "values": f"values {TESTS / 'fixtures' / 'every-event.log'}",
     "tree": f"tree {LOG}",

@@ -58,9 +58,10 @@ class Sketch:
         ops: Ops | None = None,
         threads: int = 1,
         faults: int = 0,
+        others: Sequence[Ops] = (),
     ) -> None:
         """A step of so many ns and tokens, then a sampler of so many; `computes` have keys of the
-        event, one after the other. `ops` are those of the first."""
+        event, one after the other. `ops` are those of the first: of thread 0, and of `others`."""
         begin, number = self.t, self.n_steps
         self.n_steps += 1
         phase = "prefill" if tokens > 1 else "decode"
@@ -76,12 +77,12 @@ class Sketch:
                 t=begin, compute=self.n_computes, graph=0, ctx=0, step=number, source="decode",
                 n_threads=threads, **known,
             ))  # fmt: skip
-            if ops:
-                dur, wait = map(list, ops)
+            for thread, (dur, wait) in enumerate([ops, *others] if ops else []):
                 self.events.append(s.Ops(
-                    t=begin, compute=self.n_computes, plan=0, thread=0, dur=dur, wait=wait
+                    t=begin, compute=self.n_computes, plan=0, thread=thread, dur=[*dur],
+                    wait=[*wait],
                 ))  # fmt: skip
-                ops = None
+            ops = None
             self.n_computes += 1
         self.t += ns
         self.events.append(s.StepEnd(

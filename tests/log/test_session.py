@@ -54,7 +54,8 @@ def test_everything_measured_is_in_the_columns(events, tmp_path_factory):
     assert [timed.dur.tolist() for timed in one_by_one(every.ops)] == [e.dur for e in ops]
     first = [e.dur for e in ops if e.thread == 0]
     assert [timed.dur.tolist() for timed in one_by_one(session.ops)] == first
-    assert list(session.threads.tuples(*session.threads.columns)) == [
+    seen = session.threads.tuples("compute", "thread", "kernels", "busy", "waiting")
+    assert list(seen) == [
         (e.compute, e.thread, len(e.dur), sum(e.dur) - sum(e.wait), sum(e.wait) + sum(e.gap or ()))
         for e in ops
         if e.wait is not None
@@ -72,6 +73,7 @@ def test_everything_measured_is_in_the_columns(events, tmp_path_factory):
         }
     for name in ("computes", "kv", "ubatches", "ops", "threads", "layers", "splits"):
         assert not len(getattr(steps_only, name))
+    assert not len(steps_only.experts.node)
 
 
 def test_intervals_begin_and_end_where_the_schema_says(tmp_path):

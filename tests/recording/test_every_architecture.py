@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from llamacpp_instr.converters.analyses.findings import Facts, find_causes
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
-from llamacpp_instr.log.session import load_session
+from llamacpp_instr.log.graph.ops import tensor
+from llamacpp_instr.log.session import in_order, load_session
 from llamacpp_instr.log.steps import Account, counted_steps
 from tests.kit.log_readers import whole_events
 from tests.kit.made_probe import probe_of_caches
@@ -76,6 +78,44 @@ def test_the_kernels_in_the_log_are_the_nodes_that_ggml_ran(logs: Path) -> None:
     ran = json.loads(probe("count", unpatched=True))
     logged = {log.stem: count_logged_nodes(log) for log in logs.glob("*.log")}
     assert logged == ran
+
+
+def test_experts_are_those_that_an_eval_callback_finds(logs: Path) -> None:
+    """Their uses, and the bytes of the weights that each product with experts reads."""
+    n_models = n_products = 0
+    for name, truth in json.loads(probe("experts", unpatched=True)).items():
+        logged = list(products_with_experts(logs / f"{name}.log"))
+        expected = [
+            ({int(expert): n for expert, n in uses.items()}, len(uses) * n_bytes)
+            for uses, n_bytes in truth
+        ]
+        assert logged == expected, name
+        n_models += bool(truth)
+        n_products += len(truth)
+    assert n_models >= 40
+    assert n_products >= 1000
+
+
+def products_with_experts(log: Path) -> Iterator[tuple[dict[int, int], int]]:
+    """Of each MUL_MAT_ID in the order of time: how many tokens used each expert, and the bytes that
+    it read, but for those of the tokens, the ids and the result."""
+    session = load_session(log)
+    begins = {n: t + start for n, t, start in session.computes.tuples("compute", "t", "start")}
+    uses: dict[tuple[int, int], dict[int, int]] = {}
+    for event in whole_events(log):
+        if isinstance(event, schema.Experts):
+            assert event.t == begins[event.compute]
+            for node, expert, n in event.choices():
+                uses[event.compute, node] = dict(zip(expert, n, strict=True))
+    for ops, row in in_order(session.ops):
+        graph = session.graphs[session.plans[ops.plan].graph]
+        work = session.work(ops.rows([row])).total([0])
+        assert not work.bound[list(session.kernels(ops.plan).choices)].any()
+        for kernel, choice in session.kernels(ops.plan).choices.items():
+            (node,) = session.kernels(ops.plan).nodes[kernel]
+            rest = [tensor(graph, of).bytes for of in (*graph.whole.src[node][1:], node)]
+            read = int(work.bytes[kernel]) - sum(rest)
+            yield uses[int(ops.compute[row]), choice.node], read
 
 
 def count_logged_nodes(log: Path) -> int:

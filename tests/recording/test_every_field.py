@@ -54,6 +54,9 @@ CHECKS = {
         "where_a_graph_comes_from": "graph: t graph ctx source why; compute: graph",
         "a_plan_has_every_node_that_runs_once": "plan: t plan graph node n; ops: plan",
     },
+    "every_architecture": {
+        "experts_are_those_that_an_eval_callback_finds": "experts: t compute node expert uses",
+    },
     "llama_server": {
         "nothing_is_there_that_no_user_caused": "model: dry",
     },
