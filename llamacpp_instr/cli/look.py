@@ -49,9 +49,8 @@ def summary(logs: Logs = LOGS, output: cli.ReportOutput = cli.REPORT) -> None:
 )
 def stats(
     by: str | None = cli.option(
-        "What each row is: op, layer, block, role, tensor, type, phase, context, mark, "
-        "thread, expert.  "
-        "[default: op; layer if the log has no ops]",
+        "What each row is: op, layer, block, role, tensor, type, phase, context, mark, thread, "
+        "expert.  [default: op; layer if the log has no ops]",
         "KEY[,KEY]",
         shell_complete=cli.complete_names,
     ),
@@ -80,7 +79,7 @@ def stats(
     A role is what an op does in its layer: the weight that it reads (ffn_down), or words. A mark is
     the innermost mark of the application that was open on the thread when a step began. A row
     by phase, context or mark counts steps; with another key or a filter of kernels, it counts
-    kernels.
+    kernels. By expert, it counts the tokens that used each.
 
     At the level verbose, also how long each thread waited. LOG is a file, plain or compressed
     (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are

@@ -29,7 +29,7 @@ class AtMost(float):
     """An upper bound: text shows it with ≤, JSON lists its column in the row's `at_most`."""
 
 
-BOUND = "≤: attention may have read fewer cells; how many the mask hid is not known."
+BOUND = "≤: at most. It is not known what a mask hid from attention, or which experts were used."
 
 
 def rate_of(amount: float, ns: float, bound: bool) -> float | None:

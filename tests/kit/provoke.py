@@ -120,7 +120,7 @@ def slow_threads(_: str, log: str) -> None:
     """The second thread shares its CPU with processes that never wait. The weights are so large
     that most of the time, both are in products."""
     cpu, shared = sorted(os.sched_getaffinity(0))[:2]
-    model = write_random_layers(_beside(log), Shape(1024, 4096, 8, 8), ["F16"] * 2)
+    model = write_random_layers(_beside(log), Shape(1024, 4096, 8, 8), ["F16"])
     session = Decoder(str(model), threads=2)
     session.generate(n_prompt=2, n=2)
     session.forget()
@@ -139,7 +139,7 @@ def slow_threads(_: str, log: str) -> None:
         process.stdout.readline()
     try:
         with llamacpp_instr.record(log, level="verbose", force=True):
-            session.generate(n_prompt=2, n=20)
+            session.generate(n_prompt=2, n=15)
     finally:
         for process in busy:
             process.kill()
