@@ -31,6 +31,8 @@ INSTR = (sys.executable, "-m", "llamacpp_instr")
 RESAMPLES = 4000
 MODEL_100M = Shape(768, 2048, 12, 4, 16000), ["F16"] * 12
 """a Llama with 100.1 million parameters, and the types of its layers"""
+MODEL_EXPERTS = Shape(512, 768, 8, 4, 8000, experts=16, used=4), ["F16"] * 5
+"""the same of a Mixtral with 106.5 million"""
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from collections import defaultdict
 from itertools import product
 from pathlib import Path
 
-from benchmarks.harness import MODEL_100M, ROOT, arguments, median_ratio
+from benchmarks.harness import MODEL_100M, MODEL_EXPERTS, ROOT, arguments, median_ratio
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.prediction.recorded import write_random_layers
 from tests.kit.native_kit import DEMO, countable_library, unpatched_library
@@ -35,10 +35,12 @@ def main() -> None:
     folder = cache_dir() / "tests"
     folder.mkdir(parents=True, exist_ok=True)
     large = write_random_layers(folder / "random-100m.gguf", *MODEL_100M)
+    experts = write_random_layers(folder / "random-experts.gguf", *MODEL_EXPERTS)
     # blocks of about 0.1 s, so that other load on the machine affects both of a pair
     models = {
         "demo, 3.7 M parameters": (DEMO, 16, 400),
         "random, 100 M parameters": (large, 8, 12),
+        "random, 4 of 16 experts, 107 M parameters": (experts, 8, 24),
     }
 
     print("| model | threads | measured / peer | CPU time, median ratio [95 % interval] |")
