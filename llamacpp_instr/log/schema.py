@@ -44,6 +44,9 @@ GRAPHS_KEPT = 64
 MAX_SEQUENCES = 256
 """of a context (llama.cpp's LLAMA_MAX_SEQ)"""
 
+MAX_EXPERTS = 4096
+"""of a node; llama.cpp allows 1024"""
+
 MOST = 2**53 - 1
 """the largest duration, count or size; durations of 104 days, sizes of 8 PiB"""
 LATEST = 2**62 - 1
@@ -69,8 +72,7 @@ Strides = Annotated[list[Bytes], Meta(max_length=4)]
 Sequences = Annotated[list[Int32], Meta(max_length=MAX_SEQUENCES)]
 Int32Words = Annotated[list[Int32], Meta(max_length=64)]
 """ggml allows 16"""
-Expert = Annotated[int, Meta(ge=0, le=2**16 - 1)]
-"""llama.cpp allows 1024"""
+Expert = Annotated[int, Meta(ge=0, le=MAX_EXPERTS - 1)]
 Uses = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Meta(max_length=1000)]
 """the name of a tensor, an op or a type; ggml allows 63 bytes"""

@@ -105,6 +105,12 @@ def damaged(found: list[s.Event]) -> None:
     graph.whole.src[0] = [-99]
 
 
+def many(found: list[s.Event]) -> None:
+    graph = next(event for event in found if isinstance(event, s.Graph))
+    for leaf in graph.leafs:
+        leaf.ne[2:3] = [2**40] * (len(leaf.ne) > 2)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -127,6 +133,7 @@ def damaged(found: list[s.Event]) -> None:
         (changed(uses=None), "experts of node 4 were used 3 times, it has 6 ids"),
         (changed(uses=[[0, 3, 3], [3, 1, 1, 1]]), "Expected `int` >= 1 - at `uses[0][0]`"),
         (again, "the experts of compute 0 were given before"),
+        (many, f"node 4 has {2**40} experts, more than 4096"),
         (damaged, "node 4 is not the first that reads its ids of experts"),
     ],
 )

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.graph.ops import tensor
-from llamacpp_instr.log.schema import Experts, Graph
+from llamacpp_instr.log.schema import MAX_EXPERTS, Experts, Graph
 
 Int64 = NDArray[np.int64]
 N = TypeVar("N", int, Int64)
@@ -93,6 +93,8 @@ def experts_problems(event: Experts, known: Mapping[int, Choice]) -> Iterator[st
         choice = known.get(node)
         if choice is None or choice.node != node:
             yield f"node {node} is not the first that reads its ids of experts"
+        elif choice.n > MAX_EXPERTS:
+            yield f"node {node} has {choice.n} experts, more than {MAX_EXPERTS}"
         elif len(expert) > choice.most:
             yield f"{len(expert)} experts of node {node}, whose ids name {choice.most} at most"
         elif max(expert, default=0) >= choice.n:
