@@ -26,36 +26,8 @@ from llamacpp_instr.log.batches import Batches, Caches, Part
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.experts import Choice, Used, choices, experts_problems
 from llamacpp_instr.log.graph.kernels import graph_like, graph_problems, plan_problems
+from llamacpp_instr.log.numbers import Numbers
 from llamacpp_instr.log.reader import EventReader
-
-
-class Numbers:
-    """The ids that were assigned. They count up, so one range and a few others suffice."""
-
-    def __init__(self) -> None:
-        self._first = self._next = 0
-        self._others: set[int] = set()
-
-    def add(self, number: int) -> bool:
-        """Whether it was not assigned before."""
-        if number == self._next and not self._others:
-            self._next += 1
-            return True
-        if number in self:
-            return False
-        if self._first == self._next:
-            self._first = self._next = number  # a part of a rotated log does not begin at zero
-        self._others.add(number)
-        while self._next in self._others:
-            self._others.remove(self._next)
-            self._next += 1
-        return True
-
-    def __contains__(self, number: int) -> bool:
-        return self._first <= number < self._next or number in self._others
-
-    def __len__(self) -> int:
-        return self._next - self._first + len(self._others)
 
 
 @dataclass(eq=False)

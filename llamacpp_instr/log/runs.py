@@ -22,6 +22,7 @@ from pathlib import Path
 from llamacpp_instr.base.errors import LogError, UsageError
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.log import schema
+from llamacpp_instr.log.numbers import Numbers
 from llamacpp_instr.log.reader import (
     EventReader,
     LogEnd,
@@ -31,7 +32,6 @@ from llamacpp_instr.log.reader import (
     open_log,
     read_events,
 )
-from llamacpp_instr.log.resolve import Numbers
 from llamacpp_instr.log.schema import Event, Mark, SessionEnd, SessionStart
 
 
