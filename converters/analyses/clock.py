@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +25,12 @@ from llamacpp_instr.converters.analyses.serving import (
     reuse_report,
     speculation_reports,
 )
-from llamacpp_instr.converters.analyses.tables import grouped, header, without
+from llamacpp_instr.converters.analyses.tables import header, without
 from llamacpp_instr.log.graph.kernels import untimed_backends
 from llamacpp_instr.log.requests import Request, find_requests, left_queue, step_tokens
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import DISTURBED, taken_in_all
+from llamacpp_instr.log.waits import Waits, waits_of
 from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
 Int64 = NDArray[np.int64]
@@ -237,30 +237,6 @@ def machine_notes(sides: Sequence[tuple[str, Sequence[Machine | None]]]) -> list
 # --- requests ---
 
 
-class Waits(NamedTuple):
-    """What the time of a request went to; the parts add up to its total, in ns."""
-
-    queue: int
-    prompt: int
-    """in its steps, until the first token"""
-    tokens: int
-    """in its later steps"""
-    others: int
-    """in steps of its context that did nothing for it, and encoding for others"""
-    rest: int
-    """outside of steps: the sampler and the application"""
-    encoder: int = 0
-    """of its images and audio"""
-
-    @property
-    def longest(self) -> str:
-        names = (
-            "the queue", "its prompt", "its tokens", "other requests", "sampling, application",
-            "the encoder",
-        )  # fmt: skip
-        return names[self.index(max(self))]
-
-
 def compute_requests(session: Session, top: int = TOP) -> list[Report]:
     """The latencies of a session's requests, and the `top` slowest with what they waited for."""
     steps, requests = find_requests(session)
@@ -375,37 +351,6 @@ def _over_time(requests: Sequence[Request]) -> Iterator[Report]:
     columns = header(("ns", "from"), ("number", "mean"), ("count", "most"))
     notes = ["Times count from the first request."]
     yield Report("Requests at once, over time", columns, rows, notes)
-
-
-def waits_of(requests: Sequence[Request], steps: Table) -> list[Waits]:
-    """What the time of each request went to. `steps` is in order of time, as the requests name its
-    rows."""
-    dur = steps["end"] - steps["begin"]
-    of_context: dict[int, tuple[Int64, Int64, Int64]] = {}
-    for ctx, of in grouped(requests, lambda request: request.ctx).items():
-        # also those of draft models, whose steps are for the requests of another context
-        contexts = {ctx}.union(*(np.unique(steps["ctx"][request.steps]).tolist() for request in of))
-        mine = np.isin(steps["ctx"], list(contexts))
-        encoded = [(part.begin, part.end) for request in of for part in request.encoded]
-        spans = np.stack([steps["begin"][mine], steps["end"][mine]], axis=1)
-        spans = np.concatenate([spans, np.array(encoded, np.int64).reshape(-1, 2)])
-        begins, ends = spans[np.argsort(spans[:, 0], kind="stable")].T
-        of_context[ctx] = begins, ends, np.concatenate([[0], np.cumsum(ends - begins)])
-    found = []
-    for request in requests:
-        own = dur[request.steps]
-        encoder = sum(part.end - part.begin for part in request.encoded)
-        after = request.token_times[0] if request.token_times else request.end
-        is_prompt = steps["begin"][request.steps] < after
-        begins, ends, total = of_context[request.ctx]
-        # whole steps of a context do not overlap, and nothing is encoded meanwhile
-        first = np.searchsorted(begins, request.begin)
-        last = max(int(np.searchsorted(ends, request.end, side="right")), int(first))
-        others = max(int(total[last] - total[first]) - int(own.sum()) - encoder, 0)
-        of_steps = int(own[is_prompt].sum()), int(own[~is_prompt].sum())
-        parts = request.queued or 0, *of_steps, others
-        found.append(Waits(*parts, request.total - sum(parts) - encoder, encoder))
-    return found
 
 
 def _served_cells(request: Request, missed: Missed | None) -> list[Cell]:

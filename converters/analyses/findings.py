@@ -13,12 +13,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.converters.analyses.clock import compute_clock, compute_machine, waits_of
+from llamacpp_instr.converters.analyses.clock import compute_clock, compute_machine
 from llamacpp_instr.converters.analyses.serving import ADVICE, cost_by_reason, missed_prompts
 from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Table
 from llamacpp_instr.log.steps import Account, device_times
+from llamacpp_instr.log.waits import waits_of
 from llamacpp_instr.model.types import BY_NAME, GgmlType
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Figures, Report, shown

@@ -1,1 +1,1 @@
-"""Logs for other tools: Perfetto, Chrome, PyTorch, ONNX, flashinfer-bench, tables."""
+"""Logs for other tools: Perfetto, Chrome, PyTorch, OTLP, ONNX, flashinfer-bench, tables."""

@@ -11,13 +11,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.converters.live.frames import FrameMaker
 from llamacpp_instr.converters.live.state import LiveState
+from llamacpp_instr.log.ended_requests import Ended, EndedRequests
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.runs import FollowedLog
 
 FRAME_S = 0.1
@@ -27,18 +29,23 @@ KEPT = 100
 """frames, which are those of ten seconds"""
 
 T = TypeVar("T")
+EndedIn: TypeAlias = Callable[[Resolver], Ended]
+"""makes what gets the requests that end in the log of a resolver"""
 
 
 class LiveSession:
     """The state of a followed log and its latest frames.
 
-    `problem` is why following ended early, None if it did not.
+    `problem` is why following ended early, None if it did not. What `ended` makes is called in the
+    thread that follows.
     """
 
-    def __init__(self, log: FollowedLog) -> None:
+    def __init__(self, log: FollowedLog, ended: EndedIn | None = None) -> None:
         self.problem: str | None = None
         self._log = log
         self._state = LiveState()
+        refs = self._state.refs
+        self._ended = EndedRequests(refs, ended(refs)) if ended else None
         self._moved = time.monotonic_ns()
         """when the latest event came"""
         self._frames = FrameMaker(self._state)
@@ -118,8 +125,12 @@ class LiveSession:
                         take(event)
                     if state.latest != before:
                         self._moved = time.monotonic_ns()
+                if self._ended and (take := self._ended.takers.get(type(event))):
+                    take(event)
         except (LogError, OverflowError) as error:
             self.problem = str(error)
+        if self._ended and not self._log.is_stopped:
+            self._ended.finish()
         with self._lock:
             state.finish()
 

@@ -10,20 +10,24 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need, python
 from llamacpp_instr.base.terminal import print_line
+
+if TYPE_CHECKING:
+    from llamacpp_instr.converters.live.live_session import EndedIn
 
 LOOK_S = 0.1
 _ENDS = ((0.5, signal.SIGINT), (5, signal.SIGKILL))
 """what ends a page that has not ended after seconds: the first wait is for its last figures"""
 
 
-def serve(log: str, port: int, show: Callable[[str], object]) -> None:
-    """Serve the page of a log until Ctrl-C or SIGTERM; `show` gets its address. Raises UsageError
-    if a part is not installed or the port is taken, LogError for a file that is not a log,
-    NotWritten if no process writes it."""
+def serve(log: str, port: int, show: Callable[[str], object], ended: EndedIn | None = None) -> None:
+    """Serve the page of a log until Ctrl-C or SIGTERM; `show` gets its address, and what `ended`
+    makes gets each request that ends. Raises UsageError if a part is not installed or the port is
+    taken, LogError for a file that is not a log, NotWritten if no process writes it."""
     need("live")
     from llamacpp_instr.converters.live.live_session import LiveSession
     from llamacpp_instr.converters.live.server import LiveServer, RangeOpener
@@ -31,7 +35,7 @@ def serve(log: str, port: int, show: Callable[[str], object]) -> None:
 
     stop = threading.Event()
     followed = FollowedLog(log, stop)
-    session = LiveSession(followed)
+    session = LiveSession(followed, ended)
     ranges = RangeOpener(session, followed)
     server = LiveServer(session, ranges.open, port)
     session.start()
@@ -50,9 +54,9 @@ def serve(log: str, port: int, show: Callable[[str], object]) -> None:
         session.join()
 
 
-def draw(log: str) -> None:
-    """Draw a log in the terminal until the user quits. Raises UsageError without Textual or a
-    terminal, and what `serve` raises for the log."""
+def draw(log: str, ended: EndedIn | None = None) -> None:
+    """Draw a log in the terminal until the user quits; `ended` is as in `serve`. Raises UsageError
+    without Textual or a terminal, and what `serve` raises for the log."""
     need("tui")
     from llamacpp_instr.converters.live.live_session import LiveSession
     from llamacpp_instr.converters.live.tui import LiveApp
@@ -62,7 +66,7 @@ def draw(log: str) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty() and drawable):
         raise UsageError("--tui needs a terminal; leave it out for the page")
     stop = threading.Event()
-    session = LiveSession(FollowedLog(log, stop))
+    session = LiveSession(FollowedLog(log, stop), ended)
     session.start()
     try:
         LiveApp(session).run()

@@ -106,6 +106,10 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("starlette", "uvicorn", "websockets", "prometheus_client"),
     ),
     "onnx": ("instr to-onnx, instr validate", ("onnx", "onnxruntime")),
+    "otlp": (
+        "instr to-otlp, instr live --otlp",
+        ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+    ),
     "parquet": ("instr to-parquet without --csv", ("pyarrow",)),
     "predict": ("the costs of kernels in instr probe, for instr predict", ("scipy",)),
     "report": ("charts in reports and notebooks", ("matplotlib",)),
@@ -119,10 +123,13 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def is_installed(module: str) -> bool:
-    """Whether a top-level module can be found; it is not imported."""
+    """Whether a module can be found. It is not imported, but the packages that it is in are."""
     if module in sys.modules:
         return sys.modules[module] is not None
-    return find_spec(module) is not None
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package that it is in
+        return False
 
 
 def missing_modules(extra: str) -> list[str]:

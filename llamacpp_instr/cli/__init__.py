@@ -74,6 +74,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Exchange": {
         "to-flashinfer": "Export the ops of a log as workloads of flashinfer-bench.",
         "to-onnx": "Write the graph of a model or a log as ONNX.",
+        "to-otlp": "Write or send the requests of a log as OpenTelemetry traces.",
         "to-parquet": "Convert a log to tables in Parquet or CSV files.",
         "to-perfetto": "Convert a log to a Perfetto trace.",
         "to-torch": "Convert a log for TensorBoard and PyTorch's trace analysis.",
@@ -94,7 +95,7 @@ _MODULES = {
         "explain": "diff compare values probe roofline predict schedule",
         "models": "import inspect ops memory validate",
         "quantization": "quantize quality diverge blocks weights",
-        "exchange": "to-flashinfer to-onnx to-parquet to-perfetto to-torch collect sql",
+        "exchange": "to-flashinfer to-onnx to-otlp to-parquet to-perfetto to-torch collect sql",
     }.items()
     for name in names.split()
 }

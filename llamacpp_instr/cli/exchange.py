@@ -253,6 +253,57 @@ def to_onnx(
 
 
 @cli.command(
+    "instr to-otlp server.log", "instr to-otlp server.log --endpoint http://localhost:4318"
+)
+def to_otlp(
+    output: str | None = cli.option(
+        "Output; - is stdout.  [default: LOG's name, .otlp.jsonl]", "-o --output FILE"
+    ),
+    endpoint: str | None = cli.option("Send them to this collector instead.", "--endpoint ADDRESS"),
+    force: bool = cli.FORCE,
+    logs: Logs = LOGS,
+) -> None:
+    """Each request is a span from its arrival to its end, with the children queue, prefill and
+    decode, and steps as events. Times and tokens are those of `instr requests`. Attributes follow
+    OpenTelemetry's conventions for generative AI. A span has no text.
+
+    Without --endpoint, FILE gets lines of OTLP/JSON, which collectors read. The usual variables of
+    the environment change the rest, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_SERVICE_NAME. LOG
+    is a file, plain or compressed (.gz, .zst), or - for standard input. The parts of a rotated log
+    are one session.
+    """
+    need("otlp")
+    from llamacpp_instr.base.output import check_output, open_output
+    from llamacpp_instr.converters.exports.otlp import (
+        Collector,
+        Deliver,
+        export_sessions,
+        json_lines,
+    )
+
+    deliver: Deliver
+    if output and endpoint:
+        raise UsageError("give -o or --endpoint, not both")
+    with ExitStack() as stack:
+        if endpoint:
+            collector = Collector(endpoint)
+            place, deliver = collector.url, collector.deliver
+        else:
+            place = output or cli.default_name(logs.names[0], "otlp.jsonl", "output")
+            check_output(place, force, *logs.names)
+        sessions = logs.sessions(computes=False)
+        if not endpoint:
+            deliver = json_lines(stack.enter_context(open_output(place, force)))
+        on_progress = stack.enter_context(progress_bar(f"Exporting to {place}"))
+        n_all, n_sampled = export_sessions(sessions, deliver, on_progress)
+    for session in sessions:
+        if sentence := session.log_end.sentence():
+            notice(f"{session.path}: {sentence}")
+    left_out = f"; {n_all - n_sampled:,} not sampled" if n_sampled < n_all else ""
+    notice(f"{place}: {counted(n_sampled, 'request')}{left_out}")
+
+
+@cli.command(
     "instr to-flashinfer session.log -o dataset",
     "instr to-flashinfer demo.log -o dataset --capture",
     "instr to-flashinfer session.log -o dataset --dataset flashinfer-trace",

@@ -13,7 +13,7 @@ from click import Choice, IntRange
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need
-from llamacpp_instr.base.terminal import print_line
+from llamacpp_instr.base.terminal import notice, print_line
 from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import LOGS, Logs, notice_ends, several_logs
 
@@ -275,11 +275,15 @@ def page(
     "instr live session.log",
     "instr live server.log --port 8123 --no-browser",
     "instr live server.log --tui",
+    "instr live server.log --no-browser --otlp http://localhost:4318",
 )
 def live(
     log: str = cli.argument(type=click.Path()),
     serving: cli.Serving = cli.serving_options(),
     tui: bool = cli.flag("Show it in this terminal; serve nothing."),
+    otlp: str | None = cli.option(
+        "Send each request to this collector when it ends.", "--otlp ADDRESS"
+    ),
 ) -> None:
     """
     Serves a page on 127.0.0.1 until Ctrl-C: the text of every request as it is generated, with its
@@ -288,16 +292,27 @@ def live(
 
     Prometheus can read the same figures at /metrics of that port.
 
-    --tui shows the figures in the terminal, for example on a remote machine.
+    --tui shows the figures in the terminal, for example on a remote machine. --otlp sends the spans
+    that `instr to-otlp` makes.
     """
     from llamacpp_instr.converters.live import show
 
-    if not tui:
-        show.serve(log, serving.port or 0, serving.show)
-    elif serving.port or serving.no_browser:
+    if tui and (serving.port or serving.no_browser):
         raise UsageError("--tui serves no page; leave out --port and --no-browser")
-    else:
-        show.draw(log)
+    warnings: list[str] = []
+    with contextlib.ExitStack() as stack:
+        sender = None
+        if otlp is not None:
+            need("otlp")
+            from llamacpp_instr.converters.exports.otlp import sending
+
+            stack.callback(lambda: list(map(notice, warnings)))
+            # what is drawn in the terminal has no place for it
+            sender = stack.enter_context(sending(otlp, warnings.append if tui else notice))
+        if tui:
+            show.draw(log, sender)
+        else:
+            show.serve(log, serving.port or 0, serving.show, sender)
 
 
 @cli.command("instr view session.log")

@@ -1,4 +1,5 @@
-"""The requests of a session: which steps and tokens served whom, from arrival to last token.
+"""The requests of a session: which steps and tokens served whom, from arrival to last token, and
+what their time went to.
 
 A request is a prompt and the tokens that follow it in one sequence of a context. The log does not
 say where a request begins, so a new one begins with the first tokens of a sequence, and later when
@@ -504,3 +505,6 @@ def _by_time(table: Table, when: Int64, *names: str) -> Iterator[Any]:
     order = np.argsort(when, kind="stable")
     columns = (table[name][order].tolist() for name in names)
     return zip(when[order].tolist(), order.tolist(), *columns, strict=True)
+
+
+# --- what their time went to ---

@@ -275,6 +275,11 @@ class FollowedLog:
             self._part += 1
             self.path = str(following)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` is set: the log may go on."""
+        return self._stop.is_set()
+
     def parts_between(self, begin: int, end: int) -> list[Path]:
         """The parts that still exist and may have events of that time (`t`), in order. May run
         while another thread iterates."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.converters.analyses.clock import compute_requests, waits_of
+from llamacpp_instr.converters.analyses.clock import compute_requests
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session
+from llamacpp_instr.log.waits import waits_of
 from tests.kit.reports import rows, session_of
 from tests.kit.sketched_log import Sketch
 

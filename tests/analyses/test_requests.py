@@ -19,11 +19,11 @@ from llamacpp_instr.converters.analyses.clock import (
     PARTS,
     compute_requests,
     concurrency_over_time,
-    waits_of,
 )
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import load_session
+from llamacpp_instr.log.waits import waits_of
 from tests.kit.made_log import make_log
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.reports import column, rows, session_of

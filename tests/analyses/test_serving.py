@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llamacpp_instr.converters.analyses.clock import compute_requests, waits_of
+from llamacpp_instr.converters.analyses.clock import compute_requests
 from llamacpp_instr.converters.analyses.findings import missed_reuse
 from llamacpp_instr.converters.analyses.serving import (
     CHANGED,
@@ -25,7 +25,14 @@ from llamacpp_instr.converters.analyses.serving import (
 )
 from llamacpp_instr.converters.analyses.summary import Facts, compute_summary
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.requests import Request, Taken, find_requests, left_queue, step_tokens
+from llamacpp_instr.log.requests import (
+    Request,
+    Taken,
+    find_requests,
+    left_queue,
+    step_tokens,
+    waits_of,
+)
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import Account, counted_steps
 from tests.kit.batched_log import STEP_NS, Batch, batched_log

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.analyses.clock import (
-    Waits,
-    compute_requests,
-    concurrency,
-    waits_of,
-)
+from llamacpp_instr.converters.analyses.clock import compute_requests, concurrency
 from llamacpp_instr.converters.analyses.stats import (
     BYS,
     NO_MARK,
@@ -30,6 +25,7 @@ from llamacpp_instr.converters.analyses.stats import (
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.waits import Waits, waits_of
 from tests.kit.batched_log import PERIOD_NS, STEP_NS, Batch, batched_log
 from tests.kit.reports import session_of
 

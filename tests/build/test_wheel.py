@@ -189,6 +189,8 @@ NEEDS = [
     ("debug demo --prompt hi --page", "live"),
     ("to-onnx session.log -o graph.onnx", "onnx"),
     ("validate demo", "onnx"),
+    ("to-otlp session.log", "otlp"),
+    ("live session.log --otlp http://localhost:4318", "otlp"),
     ("to-parquet session.log -o tables", "parquet"),
     ("blocks demo blk.0.ffn_down.weight --heat-map picture.svg", "report"),
     ("schedule session.log --policy optimal", "schedule"),

@@ -226,6 +226,7 @@ NO_NAME = "x" * 300
         "exec --log NO_NAME -- true", "inspect NO_NAME", "blocks NO_NAME tensor", "live NO_NAME",
         "collect NO_NAME -o fleet", "collect LOG -o NO_NAME", "sql NO_NAME summary", "view NO_NAME",
         "to-parquet LOG -o NO_NAME", "to-torch LOG -o NO_NAME", "to-onnx NO_NAME -o graph.onnx",
+        "to-otlp LOG -o NO_NAME",
         "import NO_NAME -o model.gguf", "validate demo --reference NO_NAME", "page LOG -o NO_NAME",
         "quantize demo --types Q8_0 --imatrix NO_NAME", "quality demo demo --text NO_NAME",
         "predict demo --machine NO_NAME", "schedule NO_NAME", "run NO_NAME -p hi", "ops NO_NAME",

@@ -31,6 +31,7 @@ COMMANDS = {
     "trace, JSON": f"to-perfetto {LOG} --format json -o output",
     "trace, JSON, gzip": f"to-perfetto {LOG} --format json --gzip -o output",
     "parquet": f"to-parquet {LOG} -o output",
+    "spans": f"to-otlp {LOG} -o output",
     "csv": f"to-parquet {LOG} --csv -o output",
     "cat": f"cat {LOG} --expand -o output",
     "stats": f"stats {LOG} --html -o output",

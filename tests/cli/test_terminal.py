@@ -166,6 +166,8 @@ def test_the_log_of_such_text_is_shown_without_steering(
         ("to-parquet", "NAME.log", "--csv", "-o", "NAME"),
         ("to-flashinfer", "NAME.log", "-o", "NAME"),
         ("to-torch", "NAME.log", "-o", "NAME"),
+        ("to-otlp", "NAME.log", "--force"),
+        ("to-otlp", "NAME.log", "--endpoint", "NAME"),
         ("blocks", "demo", "NAME"),
         ("weights", "demo", "NAME"),
         ("weights", "NAME", "--view"),

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from llamacpp_instr.converters.live.live_session import LiveSession
+from llamacpp_instr.converters.live.live_session import EndedIn, LiveSession
 from llamacpp_instr.log.runs import FollowedLog
 from llamacpp_instr.log.schema import Event, Message, SessionStart
 from tests.kit.made_log import encode, make_log
@@ -35,11 +35,13 @@ def open_log(directory: Path, name: str = "it.log", seed: int = 5) -> tuple[Path
 
 
 @contextmanager
-def followed(first: Path) -> Iterator[tuple[LiveSession, FollowedLog]]:
+def followed(
+    first: Path, ended: EndedIn | None = None
+) -> Iterator[tuple[LiveSession, FollowedLog]]:
     """What follows a log, of which this is the first part."""
     stop = threading.Event()
     log = FollowedLog(first, stop)
-    session = LiveSession(log)
+    session = LiveSession(log, ended)
     session.start()
     yield session, log
     stop.set()

@@ -31,7 +31,7 @@ STRICT = [
     "to-perfetto LOG --format json -o OUT --force", "to-parquet LOG -o TABLES --force",
     "to-parquet LOG --csv -o TABLES --force", "ops LOG", "to-onnx LOG -o - --no-weights",
     "values LOG", "values LOG OTHER", "to-flashinfer LOG -o DATASET",
-    "to-torch LOG -o PROFILE --force",
+    "to-torch LOG -o PROFILE --force", "to-otlp LOG -o OUT --force",
 ]  # fmt: skip
 READ_ON = [
     "check LOG", "check LOG --json", "cat LOG", "cat LOG --expand", "cat LOG --expand --lenient",

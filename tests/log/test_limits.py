@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
         ["to-perfetto FILE --format json -o OUT", "to-perfetto FILE --lenient -o OUT"],
     ),
     "torch": ("log", ["to-torch FILE -o OUT"]),
+    "otlp": ("log", ["to-otlp FILE -o OUT"]),
     "flashinfer": ("log", ["to-flashinfer FILE -o OUT"]),
     "fleet": ("log", ["collect FILE -o OUT"]),
     "graphs": ("log", ["ops FILE", "to-onnx FILE -o - --no-weights"]),

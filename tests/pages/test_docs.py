@@ -18,6 +18,7 @@ import pytest
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.source_tree import patches_dir, read_upstream
 from tests.debugger import test_dap_docs, test_debug_page_server
+from tests.exports import test_otlp
 from tests.image import engine_lines
 from tests.kit import tiny_models
 from tests.kit.adapters import write_adapter
@@ -25,7 +26,7 @@ from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.split_log import split_log
-from tests.live import test_live_command, test_tui
+from tests.live import test_live_command, test_live_otlp, test_tui
 from tests.newcomer import suite
 from tests.pages import test_docs_servers
 from tests.peers import import_lines
@@ -39,6 +40,8 @@ OTHERS = {
         *test_docs_servers.RUNS,
         *test_live_command.RUNS,
         *test_tui.RUNS,
+        test_otlp.SEND,
+        test_live_otlp.RUN,
         *test_dap_docs.RUNS,
         *test_debug_page_server.RUNS,
         *test_weights_page.RUNS,

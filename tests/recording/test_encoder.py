@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from llamacpp_instr.converters.analyses.clock import compute_requests, waits_of
+from llamacpp_instr.converters.analyses.clock import compute_requests
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.log.waits import waits_of
 from tests.conftest import read_events
 from tests.kit import projectors
 from tests.kit.llama_programs import Answer, llama_server

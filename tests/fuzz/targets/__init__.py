@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 _OF_LOGS = (
-    "log_reader", "cat", "perfetto", "chrome", "torch", "flashinfer", "fleet", "graphs", "tables",
-    "reports", "diff", "compression", "comparison",
+    "log_reader", "cat", "perfetto", "chrome", "torch", "otlp", "flashinfer", "fleet", "graphs",
+    "tables", "reports", "diff", "compression", "comparison",
 )  # fmt: skip
 _OF_MODELS = ("gguf_header", "inspection", "blocks", "model_report", "weights")
 

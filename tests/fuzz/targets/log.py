@@ -47,6 +47,7 @@ from llamacpp_instr.converters.exports.flashinfer.workloads import (
 )
 from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines, select_lines
 from llamacpp_instr.converters.exports.onnx.export import export_graph, with_weights_as_inputs
+from llamacpp_instr.converters.exports.otlp import export_sessions, json_lines
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.converters.exports.table_files import write_csv, write_parquet
 from llamacpp_instr.converters.exports.tables import stream_tables
@@ -137,6 +138,14 @@ def torch(path: Path) -> None:
             write_torch(read_events(path, lenient), folder, Options(lenient=lenient))
             with gzip.open(folder / TRACE) as trace:
                 json.load(trace)
+
+
+def otlp(path: Path) -> None:
+    """`instr to-otlp`."""
+    lines = io.BytesIO()
+    export_sessions([load_session(path)], json_lines(lines), lambda _done, _total: None)
+    for line in lines.getvalue().splitlines():
+        json.loads(line)
 
 
 def flashinfer(path: Path) -> None:

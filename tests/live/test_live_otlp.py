@@ -1,0 +1,163 @@
+"""`instr live --otlp`: a collector gets each request once it has ended, as from `instr to-otlp`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from llamacpp_instr.converters.exports.otlp import sending
+from llamacpp_instr.log import schema as s
+from tests.kit.commands_kit import one_line
+from tests.kit.in_process import instr_here
+from tests.kit.llama_programs import llama_server
+from tests.kit.made_log import encode
+from tests.kit.native_kit import ROOT
+from tests.kit.noted_log import closed, noted
+from tests.kit.otlp_receiver import Receiver, attributes_of, receiver
+from tests.live.followed_logs import followed
+
+RUN = one_line("docs/reference/commands.md", "instr live server.log --no-browser --otlp")
+PATIENCE_S = 120
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Spans leave after 50 ms, not 5 s."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    return
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def lines_of(events: list[s.Event]) -> list[bytes]:
+    """Of a log that this process writes."""
+    assert isinstance(events[0], s.SessionStart)
+    events[0].process.pid = os.getpid()
+    return encode(events).splitlines(keepends=True)
+
+
+def as_bytes(received: Receiver) -> list[bytes]:
+    return sorted(span.SerializeToString(deterministic=True) for span in received.spans)
+
+
+def converted(log: Path) -> Receiver:
+    with receiver() as received:
+        assert instr_here("to-otlp", log, "--endpoint", received.url).returncode == 0
+    return received
+
+
+def test_a_collector_gets_what_ends_while_the_log_grows(tmp_path: Path) -> None:
+    log, events = tmp_path / "server.log", noted(Random(4))
+    lines = lines_of(closed(events))
+    half = len(lines) // 2
+    log.write_bytes(b"".join(lines[:half]))
+    first = converted(log)
+    warnings: list[str] = []
+    with (
+        receiver() as received,
+        sending(received.url, warnings.append) as ended,
+        followed(log, ended) as (session, _),
+    ):
+        # all but those that are under way, which the log has as far as they are
+        wait_until(lambda: len(received.spans) > len(first.spans) / 2)
+        with log.open("ab") as file:
+            file.write(b"".join(lines[half:]))
+        session.join()
+    assert as_bytes(received) == as_bytes(converted(log))
+    assert warnings == []
+
+
+def test_what_is_under_way_is_not_sent_when_one_stops_to_watch(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    events = noted(Random(4))
+    log.write_bytes(b"".join(lines_of(events[: len(events) // 2])))
+    with (
+        receiver() as received,
+        sending(received.url, pytest.fail) as ended,
+        followed(log, ended) as (session, _),
+    ):
+        wait_until(lambda: not session.is_catching_up)
+    assert 0 < len(received.spans) < len(converted(log).spans)
+    assert set(as_bytes(received)) <= set(as_bytes(converted(log)))
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_collector_that_takes_nothing_is_one_line_and_the_rest_goes_on(
+    is_there: bool, tmp_path: Path
+) -> None:
+    log, events = tmp_path / "server.log", noted(Random(4))
+    lines = lines_of(closed(events))
+    log.write_bytes(b"".join(lines[: len(lines) // 2]))
+    warnings: list[str] = []
+    with receiver() as gone:
+        pass
+    with receiver(401) as refusing:
+        url = refusing.url if is_there else gone.url
+        begin = time.monotonic()
+        with sending(url, warnings.append) as ended, followed(log, ended) as (session, _):
+            wait_until(lambda: warnings)
+            with log.open("ab") as file:
+                file.write(b"".join(lines[len(lines) // 2 :]))
+            session.join()
+            assert session.look(lambda state: state.lanes.n_requests) > 100
+        assert time.monotonic() - begin < PATIENCE_S
+    (line,) = warnings
+    assert line.startswith(f"{url}/v1/traces takes no spans: ")
+    assert line.endswith("; they are lost, and the next will be sent")
+    assert "\n" not in line
+
+
+@pytest.mark.native
+def test_the_requests_of_a_server_are_there_by_its_clients_clocks(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    offset = time.time_ns() - time.monotonic_ns()
+    with receiver() as received, llama_server(demo_model, log, "-c", "2048", "-np", "2") as server:
+        words = RUN.text.replace("http://localhost:4318", received.url).split()[1:]
+        with subprocess.Popen(
+            [sys.executable, "-m", "llamacpp_instr", *words], cwd=tmp_path, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as live:  # fmt: skip
+            n = [[8, 9], [10, 11], [12, 13]]
+            answers = server.complete_all([["Once upon a time"] * 2] * 3, n)
+            wait_until(lambda: len(received.spans) >= 4 * len(answers))
+            live.send_signal(signal.SIGINT)
+            assert live.wait(60) == 0
+            assert live.stderr is not None
+            assert live.stderr.read() == ""
+    roots: dict[int, Any] = {}
+    for span in received.spans:
+        of = attributes_of(span)
+        if "gen_ai.usage.output_tokens" in of:
+            roots[of["gen_ai.usage.output_tokens"]] = span, of
+    assert len(roots) == len(answers)
+    for answer in answers:
+        span, of = roots[answer.timings["predicted_n"]]
+        tokens = answer.timings["prompt_n"] + answer.timings["cache_n"]
+        assert of["gen_ai.usage.input_tokens"] == tokens
+        assert of["gen_ai.usage.cache_read.input_tokens"] == answer.timings["cache_n"]
+        assert of["gen_ai.response.finish_reasons"] == ["length"]
+        # the clocks of the day and of the log were read one after the other, twice
+        begin, end = (t + offset for t in (answer.begin, answer.end))
+        assert begin - 10_000_000 < span.start_time_unix_nano
+        assert span.start_time_unix_nano < span.end_time_unix_nano
+        first = span.start_time_unix_nano + of["llamacpp_instr.time_to_first_token_ns"]
+        assert first < answer.first + offset + 10_000_000 < end + 20_000_000
+    assert set(as_bytes(received)) == set(as_bytes(converted(log)))
