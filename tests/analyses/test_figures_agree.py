@@ -192,7 +192,8 @@ def test_steps_and_tokens_by_second(
         of_phase = steps[steps.phase == phase["phase"]]
         assert speed["time"] == phase["total"] == of_phase.dur.sum()
         assert speed["steps"] == phase["count"] == len(of_phase)
-        assert speed["tokens"] == of_phase.n_tokens.sum()
+        kind = "prompt tokens" if phase["phase"] == "prefill" else "output tokens"
+        assert speed[kind] == of_phase.n_tokens.sum()
         assert speed["tokens/s median"] == pytest.approx(of_phase.tokens_per_s.median())
     decode = summary["Speed"][1]
     assert sum(row["decode"] for row in summary["Where the time went"]) == decode["time"]
@@ -283,7 +284,7 @@ def test_requests(
     assert figures["tokens/s by the clock"] == clock["tokens/s"]["value"]
     assert figures["output tokens"] == clock["tokens"]["value"] == there.size
     assert figures["output tokens"] == speed["figures"]["tokens sampled"]["value"]
-    assert figures["prompt tokens computed"] == speed["rows"][0]["tokens"]
+    assert figures["prompt tokens computed"] == speed["rows"][0]["prompt tokens"]
     spent = sum(row["its prompt"] + row["its tokens"] for row in rows)
     assert spent == sum(row["time"] for row in speed["rows"])
 
@@ -365,7 +366,8 @@ def test_the_data_set_of_many_logs(
     for speed in summary["Speed"]:
         row = rows[speed["Phase"]]
         assert (row["n"], row["ns"]) == (speed["steps"], speed["time"])
-        assert row["tokens"] == speed["tokens"]
+        kind = "prompt tokens" if speed["Phase"] == "prefill" else "output tokens"
+        assert row["tokens"] == speed[kind]
         if speed["Phase"] == "decode":
             assert speed["tokens/s median"] == pytest.approx(1e9 / row["p50"])
 

@@ -25,16 +25,10 @@ from llamacpp_instr.converters.analyses.serving import (
 )
 from llamacpp_instr.converters.analyses.summary import Facts, compute_summary
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.requests import (
-    Request,
-    Taken,
-    find_requests,
-    left_queue,
-    step_tokens,
-    waits_of,
-)
+from llamacpp_instr.log.requests import Request, Taken, find_requests, left_queue, step_tokens
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import Account, counted_steps
+from llamacpp_instr.log.waits import waits_of
 from tests.kit.batched_log import STEP_NS, Batch, batched_log
 from tests.kit.reports import by_title, rows, session_of
 

@@ -110,6 +110,8 @@ ALL = [
     Case("compare model.gguf named.gguf --log session.log --log named.log -o {}"),
     Case("compare --types Q8_0 model.gguf --rounds 1 -n 1 --keep {}", "kept", KEPT),
     Case("bench model.gguf -p 2 -n 1 --rounds 1 --logs {}", "kept", ("kept/model-1.log",)),
+    Case("bench model.gguf -p 2 -n 1 --rounds 1 --logs logs -o {}",
+         creates=("out", "logs", "logs/*")),
     Case(f"quality {SPLIT} model.gguf --text text.txt --ctx 16 --chunks 1 -o {{}}"),
     Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} -o {{}}"),
     Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} --heat-map {{}}", "out.svg"),
@@ -135,7 +137,7 @@ ALL = [
 CASES = {case.option for case in ALL}
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
-    ("diverge", "--text"),
+    ("diverge", "--text"), ("run", "--lora"), ("debug", "--lora"),
     ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
     ("weights", "--reference"), ("roofline", "--machine"), ("schedule", "--engines"),
     ("schedule", "--machine"), ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),

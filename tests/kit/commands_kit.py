@@ -135,6 +135,7 @@ class Place:
             written = before in ("-o", "--output", "--perfetto", "--heat-map") or (
                 before == "--log" and "compare" not in command
             )
+            word = word.partition(":")[0] if before == "--lora" else word
             words = [path.name for path in self._stock.glob(word)] if "*" in word else [word]
             for name in () if written else words:
                 source = self._source(name)
