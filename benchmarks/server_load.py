@@ -9,6 +9,7 @@ memory in the second half is printed.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -64,7 +65,7 @@ def load(servers: list[Server], seconds: float, clients: int) -> list[list[int]]
         while time.monotonic() < end:
             story = "there was a cat " * ((number + n) % 12)
             for server in servers:
-                leave_after = 0.05 if n % 16 == 15 else None
+                leave_after = 0.05 if n % 16 == 15 else math.inf
                 server.complete(f"Once upon a time {story}", 8 + (7 * number + n) % 40, leave_after)
             n += 1
 
@@ -75,9 +76,11 @@ def load(servers: list[Server], seconds: float, clients: int) -> list[list[int]]
 
     with ThreadPoolExecutor(clients + 1) as pool:
         sampler = pool.submit(sample)
-        for done in [pool.submit(client, number) for number in range(clients)]:
-            done.result()
-        over.set()
+        try:
+            for done in [pool.submit(client, number) for number in range(clients)]:
+                done.result()
+        finally:
+            over.set()
         sampler.result()
     return memory
 
