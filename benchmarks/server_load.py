@@ -19,6 +19,7 @@ from pathlib import Path
 from benchmarks.harness import arguments, own_bytes, scratch
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.requests import find_requests
+from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import load_session
 from tests.kit.llama_programs import Server, llama_server
 from tests.kit.native_kit import DEMO
@@ -41,7 +42,8 @@ def main() -> None:
             memory = load([recorded, plain], seconds, options.clients)
             metrics = figures(recorded)
         parts = sorted(folder.glob("server*.log"))
-        session = load_session(parts[0])
+        (run,) = find_runs(parts)
+        session = load_session(run, computes=False)
         _, requests = find_requests(session)
         problems = sum(len(list(check_log(part))) for part in parts)
         print(f"{options.minutes:g} minutes, {len(requests):,} requests, {len(parts)} parts of")
