@@ -2,7 +2,7 @@
 them, where their time went, and configurations that took turns.
 
 Invariant: a repetition lasts as long as its program measured, and its parts add up to that. Warm-up
-and tokens that only fill the context are no part of it.
+and tokens that only fill the context do not count.
 """
 
 from __future__ import annotations

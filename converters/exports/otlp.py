@@ -277,7 +277,7 @@ def json_lines(file: BinaryIO) -> Deliver:
 class Collector:
     """A collector that speaks OTLP over HTTP, at the address of its server or of its traces. The
     variables OTEL_EXPORTER_OTLP_* of the environment set headers, certificates, the compression and
-    the timeout. Raises UsageError for what is no address, and for a wrong variable."""
+    the timeout. Raises UsageError for an invalid address or variable."""
 
     def __init__(self, endpoint: str) -> None:
         try:
@@ -355,7 +355,7 @@ def sending(endpoint: str, warn: Callable[[str], object]) -> Iterator[Callable[[
 
 
 class _OneWarning(SpanExporter):
-    """Delivers to a collector, and goes on if that takes no spans."""
+    """Delivers to a collector, and continues if that takes no spans."""
 
     def __init__(self, collector: Collector, warn: Callable[[str], object]) -> None:
         self._collector, self._warn = collector, warn
