@@ -8,6 +8,7 @@ Python cannot prevent that. `last_words` prints one line first: the file, and wh
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import pickle
 import re
@@ -15,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -147,9 +148,15 @@ class ChildEnded(Exception):
         """the signal that ended it, or 0"""
 
 
-def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: object) -> Result:
+def call_in_child(
+    max_bytes: int,
+    function: Callable[..., Result],
+    *arguments: object,
+    imports: Sequence[str] = (),
+) -> Result:
     """What `function` returns or raises for these arguments, called in a child that may take
-    `max_bytes` of memory beyond what it needs to start.
+    `max_bytes` of memory beyond what it needs to start. `imports` are modules that it imports only
+    when it is called.
 
     llama.cpp trusts much of a model file, so the answer is not trusted: it is decoded as what
     `function` is declared to return. Raises `ChildEnded` if the process ends, runs out of memory,
@@ -159,7 +166,7 @@ def call_in_child(max_bytes: int, function: Callable[..., Result], *arguments: o
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_INSTR_")}
     done = subprocess.run(
         python(f"from {__name__} import answer; answer()"),
-        input=pickle.dumps((os.getpid(), max_bytes, function, arguments)),
+        input=pickle.dumps((os.getpid(), max_bytes, imports, function, arguments)),
         # otherwise ggml starts a debugger to print the stack, which takes seconds
         env={**environment, "GGML_NO_BACKTRACE": "1"},
         capture_output=True,
@@ -193,14 +200,17 @@ def answer() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     no_core_dump()
-    parent, max_bytes, function, arguments = pickle.load(sys.stdin.buffer)
+    parent, max_bytes, imports, function, arguments = pickle.load(sys.stdin.buffer)
     if sys.platform == "linux":
         # end this process when its parent ends, however that ends
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:  # it has ended already
             os._exit(1)
     try:
-        native.load()  # before the limit: numpy allocates memory for each CPU
+        native.only_bindings = not imports
+        native.load()
+        for module in imports:  # before the limit: numpy allocates memory for each CPU
+            importlib.import_module(module)
         with limited_memory(max_bytes):
             answer = _RETURNED + msgspec.msgpack.encode(function(*arguments))
     except InstrError as error:

@@ -48,8 +48,11 @@ def tokenize(
     as that of a second beginning-of-sequence token. The tokens equal those of
     `LoadedModel.tokenize`. Raises `UsageError` if the tokenizer or the template does not work."""
     max_bytes = _MAX_BYTES + _BYTES_OF_TEXT * sum(map(len, texts))
+    imports = ["llama_cpp.llama_chat_format"] if chat else []
     try:
-        tokens, warnings = call_in_child(max_bytes, _tokenize, path, texts, chat, parse_special)
+        tokens, warnings = call_in_child(
+            max_bytes, _tokenize, path, texts, chat, parse_special, imports=imports
+        )
     except ChildEnded as end:
         if end.number == _TIME_IS_UP:
             raise UsageError(

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,10 @@ ACTIVE, WRITE_FAILED, NAN_SEEN = 1, 2, 4
 
 BEGIN, END, INSTANT = 0, 1, 2
 """phases of `Native.mark`"""
+
+only_bindings = False
+"""Set in processes of our own before the first import: `llama_cpp` gets no API of its own, which
+imports a template engine and takes as long as what a short child does."""
 
 POINTER = ctypes.c_void_p
 Signatures = dict[str, tuple[Any, list[Any]]]
@@ -118,8 +123,7 @@ def load() -> Native:
         lib.llama_instr_abi.restype = ctypes.c_int32
     except AttributeError:
         raise NativeError(
-            f"the installed llama-cpp-python {llama_cpp.__version__} is not the patched one "
-            f"({path}); run `instr build`"
+            f"the installed llama-cpp-python is not the patched one ({path}); run `instr build`"
         ) from None
     abi = lib.llama_instr_abi()
     if abi != ABI:
@@ -131,11 +135,16 @@ def load() -> Native:
 
 
 def import_llama_cpp() -> ModuleType:
-    """The package `llama_cpp`. Raises `NativeError` if it is missing or does not load."""
-    if importlib.util.find_spec("llama_cpp") is None:
+    """The package `llama_cpp` with its module of the same name, which has the bindings. Raises
+    `NativeError` if it is missing or does not load."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None:
         raise NativeError("the patched llama-cpp-python is not installed; run `instr build`")
+    if only_bindings:
+        sys.modules.setdefault("llama_cpp", importlib.util.module_from_spec(spec))
     try:
-        return importlib.import_module("llama_cpp")
+        importlib.import_module("llama_cpp.llama_cpp")
+        return sys.modules["llama_cpp"]
     # a missing shared object, symbol or dependency raises any of these
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())

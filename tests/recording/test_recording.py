@@ -226,7 +226,7 @@ LOAD = """
         ("raise ImportError('no numpy')", ("does not load (no numpy)", "run `instr build`")),
         (
             "from . import llama_cpp; __version__ = '0.1'",
-            ("0.1", "is not the patched one", "libc.so.6", "run `instr build`"),
+            ("is not the patched one", "libc.so.6", "run `instr build`"),
         ),
     ],
 )
