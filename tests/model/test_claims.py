@@ -47,7 +47,8 @@ def test_a_context_that_the_machine_cannot_hold_is_refused(instr: Instr, tmp_pat
         "a smaller context needs less",
     )
     assert [path.name for path in tmp_path.iterdir()] == ["large.gguf"]
-    assert_refused(instr("quality", model, model, "--only", "outputs", "--ctx", ctx), "this machine has")
+    comparison = instr("quality", model, model, "--only", "outputs", "--ctx", ctx)
+    assert_refused(comparison, "this machine has")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")

@@ -3,9 +3,10 @@
     python -m tests.programs.claims [--quick] [NAME ...]     models of upstream's test; default: all
 
 Each 32-bit number, and each array of them, is set to each of `VALUES` in a copy of the model; every
-other key that llama.cpp knows is added (with `--quick` to one of the models). Models that
-`check_memory` accepts are loaded and compute a prompt, once for text and once for embeddings. In no
-case may the process take `MOST` bytes more than with the original model, or more than `SECONDS`.
+other key that llama.cpp knows is added (with `--quick` a part, each to one of the models). Models
+that `check_memory` accepts are loaded and compute a prompt, once for text and once for embeddings.
+In no case may the process take `MOST` bytes more than with the original model, or more than
+`SECONDS`.
 Each case is forked from a process that has loaded the library, so this needs `fork`. Lists the
 findings; exits with status 1 if there are any.
 """
@@ -39,7 +40,8 @@ from tests.kit.native_kit import patched_tree, random_models
 VALUES = (0, 1 << 24, 1 << 31)
 """values for the numbers; keys that are added are not set to 0"""
 
-QUICK = (0, 1 << 24)
+QUICK, FEWER = (0, 1 << 24), 4
+"""the values with `--quick`, and of how many keys one is added"""
 
 MOST = 512 << 20
 """bytes that a case may take, or be predicted to take, beyond the original model: a context of 4096
@@ -72,7 +74,7 @@ def main(arguments: list[str]) -> int:
     found, ends = [], Counter[str]()
     for n, path in enumerate(paths):
         keys = sorted(known_keys())
-        added = keys[n :: len(paths)] if options.quick else keys
+        added = keys[n :: FEWER * len(paths)] if options.quick else keys
         for end, finding in try_model(path, QUICK if options.quick else VALUES, added):
             ends[end] += 1
             if finding:
