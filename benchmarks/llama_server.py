@@ -4,7 +4,8 @@ that is not.
     python -m benchmarks.llama_server [--model FILE] [--clients 8] [--pairs 6]
 
 The server has four slots; every client asks twice, greedily, and reads the stream of its answer.
-The table has the medians and the largest of the differences between the log and the clients:
+The first table has the bytes of the log by event.
+The second has the medians and the largest of the differences between the log and the clients:
 positive if the client saw it later. The ratio is that of the server's CPU time from its first
 request to its last, recorded divided by not recorded; there one client asks ROUNDS times, so that
 the batches of both are the same.
@@ -13,8 +14,10 @@ the batches of both are the same.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from benchmarks.harness import arguments, median_ratio, scratch
@@ -34,6 +37,7 @@ def main() -> None:
         log = folder / "server.log"
         answers, _ = serve(model, log, options.clients)
         print(f"{log.stat().st_size:,} bytes of log for {len(answers)} requests\n")
+        print_bytes(log)
         compare(log, answers)
         seconds: dict[bool, list[float]] = {True: [], False: []}
         for i in range(options.pairs):
@@ -61,6 +65,20 @@ def cpu_seconds(pid: int) -> float:
     """CPU time of a process so far, of all its threads, as Linux counts it: in hundredths."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def print_bytes(log: Path) -> None:
+    """Print the bytes of a log by event, the largest first."""
+    lines = log.read_bytes().splitlines(keepends=True)
+    count, size = Counter[str](), Counter[str]()
+    for line in lines:
+        event = msgspec.json.decode(line)["event"]
+        count[event] += 1
+        size[event] += len(line)
+    print("| event | lines | bytes |\n|---|---:|---:|")
+    for event, n in size.most_common():
+        print(f"| {event} | {count[event]:,} | {n:,} |")
+    print()
 
 
 def compare(log: Path, answers: list[Answer]) -> None:

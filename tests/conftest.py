@@ -153,13 +153,13 @@ def world(shared_world: World, tmp_path: Path) -> World:
 
 
 def read_events(log: Path, name: str | None = None) -> list[dict[str, Any]]:
-    """The events of a log as JSON, all or those of one name. Graphs and plans that are like others
-    have all their columns."""
+    """The events of a log as JSON, all or those of one name. Graphs and plans have all their
+    columns, and graphs their weights."""
     lines = log.read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    if any("like" in event for event in events):
+    if any({"like", "changes"} & event.keys() for event in events):
         for i, (_, event) in enumerate(Resolver().follow(LogReader(log))):
-            if "like" in events[i]:
+            if {"like", "changes"} & events[i].keys():
                 events[i] = json.loads(msgspec.json.encode(event))
     return [event for event in events if name is None or event["event"] == name]
 

@@ -25,7 +25,13 @@ from llamacpp_instr.log import schema
 from llamacpp_instr.log.batches import Batches, Caches, Part
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.experts import Choice, Used, choices, experts_problems
-from llamacpp_instr.log.graph.kernels import graph_like, graph_problems, plan_problems
+from llamacpp_instr.log.graph.kernels import (
+    graph_problems,
+    is_weight,
+    leaf_of,
+    plan_problems,
+    whole_graph,
+)  # fmt: skip
 from llamacpp_instr.log.numbers import Numbers
 from llamacpp_instr.log.reader import EventReader
 
@@ -36,6 +42,8 @@ class KnownModel:
 
     event: schema.Model
     tensors: Numbers = field(default_factory=Numbers)
+    weights: dict[int, schema.Leaf] = field(default_factory=dict)
+    """the first WEIGHTS_KEPT, as graphs read them"""
 
 
 @dataclass(eq=False)
@@ -226,11 +234,11 @@ class Resolver:
         return self.left_out
 
     def whole(self, event: schema.Event) -> schema.Event:
-        """The event; a graph or a plan that is like another one with all its columns, as far as
-        that is possible: `problems` says why not."""
+        """The event; a graph or a plan with all its columns, and a graph with what is known of its
+        weights, as far as that is possible: `problems` says why not."""
         try:
-            if isinstance(event, schema.Graph) and event.like is not None:
-                return graph_like(event, self.graphs[event.like].event)
+            if isinstance(event, schema.Graph):
+                return whole_graph(event, self._weights(event.ctx), self.graphs)
             if isinstance(event, schema.Plan) and event.like is not None:
                 other = self.plans[event.like].event
                 return structs.replace(event, node=other.node, n=other.n, like=None)
@@ -288,7 +296,8 @@ class Resolver:
     def _take_tensor(self, _line: int, event: schema.Tensor) -> None:
         if (model := self.models.get(event.model)) is not None:
             self.model = model
-            model.tensors.add(event.tensor)
+            if model.tensors.add(event.tensor) and event.tensor < schema.WEIGHTS_KEPT:
+                model.weights[event.tensor] = leaf_of(event)
 
     def _check_context(self, event: schema.Context) -> Iterator[str]:
         if event.ctx in self._given["context"]:
@@ -319,8 +328,15 @@ class Resolver:
             return
         if event.ctx not in self.contexts:
             yield self._missing("context", event.ctx)
+        known = self._weights(event.ctx)
+        unknown = (of.tensor for of in event.leafs if is_weight(of) and of.tensor not in known)
+        if (missing := next(unknown, None)) is not None:
+            yield f"it reads tensor {missing}, which was never given"
+            return
         if event.like is not None:
             yield self._unlike("graph", event.like, self.graphs)
+        elif event.changes is not None:
+            yield "its `changes` do not fit its nodes"
         else:
             yield from graph_problems(event)
 
@@ -525,6 +541,10 @@ class Resolver:
         if context is not None:
             self.context = self.contexts[ctx] = context
         return context
+
+    def _weights(self, ctx: int) -> dict[int, schema.Leaf]:
+        context = self.contexts.get(ctx)
+        return context.model.weights if context else {}
 
     def _unlike(self, what: str, number: int, known: Container[int]) -> str:
         """Why an event that is like another one cannot be made whole."""

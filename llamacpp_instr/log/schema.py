@@ -41,6 +41,10 @@ CONTEXTS_KEPT = 256
 GRAPHS_KEPT = 64
 """of a context, with their plans; the recorder keeps as many (`llama-instrumentation-graph.h`)"""
 
+WEIGHTS_KEPT = 16_384
+"""of a model, which a graph may give by their ids; the recorder gives others whole
+(`llama-instrumentation-graph.h`)"""
+
 MAX_SEQUENCES = 256
 """of a context (llama.cpp's LLAMA_MAX_SEQ)"""
 
@@ -346,12 +350,14 @@ class Adapters(Event, kw_only=True):
 
 
 class Leaf(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A tensor that a graph reads but does not compute: a weight, an input, a cache."""
+    """A tensor that a graph reads but does not compute: a weight, an input, a cache. A weight may
+    have only `tensor`, an id below 16,384; the rest is as in that `tensor` event of the context's
+    model."""
 
-    name: Name
-    type: Name
-    ne: Shape
-    bytes: Bytes
+    name: Name = ""
+    type: Name = ""
+    ne: Shape = []
+    bytes: Bytes = 0
     buffer: Name = ""
     tensor: OptionalRef = -1
     """the id of the weight, -1 if it is not a weight"""
@@ -368,21 +374,22 @@ class Split(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
 
 class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The nodes of a graph as columns. Node i is the i-th entry of each column."""
+    """The nodes of a graph as columns. Node i is the i-th entry of each column. Those that the
+    graph's `changes` have are absent."""
 
     name: list[Name]
     """not unique in a graph"""
-    op: list[Name]
+    op: list[Name] = []
     layer: list[Layer]
-    type: list[Name]
-    ne: list[Shape]
+    type: list[Name] = []
+    ne: list[Shape] = []
     """in ggml's order, without trailing ones"""
-    bytes: list[Bytes]
+    bytes: list[Bytes] = []
     src: list[Sources]
     """n >= 0 means node n, n < 0 means leaf -1-n"""
     buffer: list[OptionalRef]
     """index into the graph's `buffers`, -1 for none"""
-    params: list[Int32Words]
+    params: list[Int32Words] = []
     """the op's parameters as ggml stores them, without trailing zeros"""
     exec: list[Truth]
     """1 if a kernel runs for the node; 0 for views and nodes without the compute flag"""
@@ -396,7 +403,7 @@ class CodedNumbers(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     values: list[Bytes]
     at: list[Count] | None = None
-    """absent: entries are equal where those of the other graph's column are"""
+    """absent, only with `like`: entries are equal where those of the other graph's column are"""
 
 
 class CodedShapes(Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -413,9 +420,19 @@ class CodedWords(Struct, forbid_unknown_fields=True, omit_defaults=True):
     at: list[Count] | None = None
 
 
-class Changes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The columns of `nodes` in which a graph differs from the one that it is like."""
+class CodedNames(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The same for a column of names."""
 
+    values: list[Name]
+    at: list[Count] | None = None
+
+
+class Changes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Columns of nodes: those in which a graph differs from the one that it is like, or, of a graph
+    that is like none, those that `nodes` lacks."""
+
+    op: CodedNames | None = None
+    type: CodedNames | None = None
     ne: CodedShapes | None = None
     bytes: CodedNumbers | None = None
     params: CodedWords | None = None
@@ -451,7 +468,6 @@ class Graph(Event, kw_only=True):
     leafs_at: list[Count] = []
     """with `like`: the places of `leafs` among those of the other graph"""
     changes: Changes | None = None
-    """with `like`"""
 
     @property
     def whole(self) -> Nodes:

@@ -146,7 +146,7 @@ def run_bench(
 
 def _check_decodes(model: ModelFile) -> None:
     """Raise `UsageError` for a model that has no tests; in a process that records no session."""
-    with dry_context_log(model, "minimal") as (dry, _), text_context(dry, ContextOptions(ctx=1)):
+    with dry_context_log(model) as (dry, _), text_context(dry, ContextOptions(ctx=1)):
         if dry.has_encoder:
             raise UsageError(f"{model.path} has an encoder; instr bench measures decoders alone")
 

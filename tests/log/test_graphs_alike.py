@@ -1,9 +1,10 @@
-"""A graph that differs from an earlier one in shapes only is written by what differs."""
+"""A graph is written by what differs from an earlier one, or in columns with each value once."""
 
 from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -93,3 +94,45 @@ def test_a_plan_has_the_kernels_of_the_one_that_it_is_like() -> None:
     assert list(refs.problems(whole)) == []
     assert whole == replace(plan, plan=plan.plan + 1, graph=graph.graph + 1)
     assert list(refs.problems(refs.whole(replace(event, like=99)))) == ["plan 99 was never given"]
+
+
+# --- a graph that is like none ---
+
+
+def coded(graph: s.Graph) -> s.Graph:
+    """The graph as the recorder writes it: in coded columns, its weights by their ids."""
+    nodes, columns = graph.whole, {}
+    for name in ("op", "type", "ne", "bytes", "params"):
+        column = getattr(nodes, name)
+        values = list({str(value): value for value in column}.values())
+        columns[name] = {"values": values, "at": [values.index(value) for value in column]}
+    left = msgspec.to_builtins(nodes)
+    changes = msgspec.convert(columns, s.Changes)
+    nodes = msgspec.convert({k: v for k, v in left.items() if k not in columns}, s.Nodes)
+    leafs = [s.Leaf(tensor=of.tensor) if of.tensor >= 0 else of for of in graph.leafs]
+    return replace(graph, nodes=nodes, changes=changes, leafs=leafs)
+
+
+def test_columns_that_name_each_value_once_and_weights_by_their_ids_are_the_whole_graph() -> None:
+    refs, graph, _ = taken()
+    assert any(leaf.tensor >= 0 for leaf in graph.leafs)
+    written = coded(graph)
+    assert len(msgspec.json.encode(written)) < len(msgspec.json.encode(graph))
+    events = make_log(Random(4).randint, n_contexts=1, level="verbose")
+    weights = {event.tensor: event for event in events if isinstance(event, s.Tensor)}
+    whole = refs.whole(written)
+    for leaf, before in zip(whole.leafs, graph.leafs, strict=True):
+        of = weights.get(leaf.tensor, before)
+        assert all(getattr(leaf, name) == getattr(of, name) for name in leaf.__struct_fields__)
+    assert whole.changes is None
+    assert whole.whole == graph.whole
+
+
+def test_a_weight_must_have_been_given_and_a_place_needs_a_value() -> None:
+    refs, graph, _ = taken()
+    again = replace(coded(graph), graph=99)
+    unknown = replace(again, leafs=[s.Leaf(tensor=77)])
+    assert list(refs.problems(refs.whole(unknown))) == ["it reads tensor 77, which was never given"]
+    for changes in (s.Changes(bytes=s.CodedNumbers([1], [1])), s.Changes(op=s.CodedNames([]))):
+        wrong = replace(again, changes=changes)
+        assert list(refs.problems(refs.whole(wrong))) == ["its `changes` do not fit its nodes"]

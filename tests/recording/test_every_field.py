@@ -45,7 +45,8 @@ CHECKS = {
     },
     "graphs": {
         "a_graph_is_ggmls": """graph: uid n_nodes n_exec splits buffers leafs nodes like leafs_at
-            changes; plan: like; graph.changes: ne bytes params nb;
+            changes; plan: like; graph.changes: op type ne bytes params nb;
+            graph.changes.op: values at; graph.changes.type: values at;
             graph.changes.ne: values at; graph.changes.bytes: values at;
             graph.changes.params: values at; graph.changes.nb: values at;
             graph.leafs: name type ne bytes buffer tensor;

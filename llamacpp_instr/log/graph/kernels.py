@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from llamacpp_instr.log.graph.ops import (
     is_adapter,
     tensor,
 )
-from llamacpp_instr.log.schema import Changes, Graph, Nodes, Plan
+from llamacpp_instr.log.schema import Changes, Graph, Leaf, Nodes, Plan, Tensor
 
 Int64 = NDArray[np.int64]
 L = TypeVar("L")
@@ -158,10 +158,34 @@ class KernelWork:
     """whether `flops` and `bytes` are upper bounds"""
 
 
+def leaf_of(weight: Tensor) -> Leaf:
+    """A weight as a graph reads it."""
+    return Leaf(**{name: getattr(weight, name) for name in Leaf.__struct_fields__})
+
+
+def is_weight(leaf: Leaf) -> bool:
+    """Whether a leaf is given by the id of its weight alone."""
+    return leaf.tensor >= 0 and not leaf.name
+
+
+def whole_graph(graph: Graph, weights: Mapping[int, Leaf], known: Mapping[int, Any]) -> Graph:
+    """A graph with all its columns and with its weights; `known` has the graphs that it may be
+    like, as `.event`. Raises KeyError for an unknown weight or graph, ValueError for what does not
+    fit."""
+    if any(map(is_weight, graph.leafs)):
+        leafs = [weights[of.tensor] if is_weight(of) else of for of in graph.leafs]
+        graph = replace(graph, leafs=leafs)
+    if graph.like is not None:
+        return graph_like(graph, known[graph.like].event)
+    if graph.nodes is not None and graph.changes is not None:
+        return replace(graph, nodes=with_changes(graph.nodes, graph.changes), changes=None)
+    return graph
+
+
 def graph_like(graph: Graph, other: Graph) -> Graph:
     """A graph that the log gives by what differs from `other`, with all its columns. Raises
     ValueError if it does not fit."""
-    nodes, changes = other.nodes, graph.changes or Changes()
+    nodes = other.nodes
     if nodes is None or graph.n_nodes != other.n_nodes:
         raise ValueError("the numbers of nodes differ")
     leafs = list(other.leafs)
@@ -169,6 +193,19 @@ def graph_like(graph: Graph, other: Graph) -> Graph:
         if at >= len(leafs):
             raise ValueError(f"leaf {at} is not in the other graph")
         leafs[at] = leaf
+    return replace(
+        graph,
+        buffers=other.buffers,
+        leafs=leafs,
+        nodes=with_changes(nodes, graph.changes or Changes()),
+        like=None,
+        leafs_at=[],
+        changes=None,
+    )
+
+
+def with_changes(nodes: Nodes, changes: Changes) -> Nodes:
+    """The nodes with the columns of `changes`. Raises ValueError for a place without a value."""
     columns = {}
     for name in Changes.__struct_fields__:
         if (column := getattr(changes, name)) is not None:
@@ -180,15 +217,7 @@ def graph_like(graph: Graph, other: Graph) -> Graph:
             if max(places, default=0) >= len(column.values):
                 raise ValueError(f"`{name}` has too few values")
             columns[name] = [column.values[place] for place in places]
-    return replace(
-        graph,
-        buffers=other.buffers,
-        leafs=leafs,
-        nodes=replace(nodes, **columns),
-        like=None,
-        leafs_at=[],
-        changes=None,
-    )
+    return replace(nodes, **columns)
 
 
 def graph_problems(graph: Graph) -> Iterator[str]:

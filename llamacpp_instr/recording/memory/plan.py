@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -125,7 +125,7 @@ class _RecordedContext(ModelContext):
 
 def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) -> MemoryBreakdown:
     """The memory of the last context that `make` makes; the one before it is for single tokens."""
-    with dry_context_log(model, "minimal") as (dry, content):
+    with dry_context_log(model) as (dry, content):
         make(dry)
     single, plan = _breakdowns(bytes(content))[-2:]
     plan = plan.with_room_for(single)
@@ -136,18 +136,16 @@ def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) 
 
 
 @contextmanager
-def dry_context_log(
-    model: ModelFile, level: Literal["minimal", "verbose"]
-) -> Iterator[tuple[LoadedModel, bytearray]]:
+def dry_context_log(model: ModelFile) -> Iterator[tuple[LoadedModel, bytearray]]:
     """The model without its weights, and the log of its use, complete after the block."""
     model.check_has_weights()
     native.load()
-    # the recorder reports the buffer of every weight, as in any other log
+    # of a model without weights, the recorder reports the buffers of tensors only if asked for all
     content = bytearray()
     with (
         LogPipe(content.extend) as log,
         captured(Interrupt()) as llama_log,
-        record(log.path, level=level),
+        record(log.path, level="verbose"),
         _dry_model(model.path, llama_log) as dry,
     ):
         yield dry, content
@@ -212,7 +210,7 @@ def _dry_graphs(
             raise UsageError(f"{ubatch} is not a ubatch")
         check_size(window(ubatch))
     library = native.load()
-    with dry_context_log(model, level="verbose") as (dry, content):
+    with dry_context_log(model) as (dry, content):
         for ubatch in ubatches:
             sized = replace(
                 options,

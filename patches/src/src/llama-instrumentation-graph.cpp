@@ -160,7 +160,7 @@ graph_digests digests_of(ggml_cgraph * gf, graph_index & index, const std::vecto
     for (const ggml_tensor * leaf : index.leafs) {
         const auto weight = model.weights.find(leaf);
         topology.add(leaf->name).add((uint64_t) leaf->type).add(buffer_name(leaf));
-        topology.add(weight != model.weights.end() ? (uint64_t) weight->second : UINT64_MAX);
+        topology.add(weight != model.weights.end() ? (uint64_t) weight->second.id : UINT64_MAX);
     }
     for (int i = 0; i < ggml_graph_n_nodes(gf); i++) {
         const ggml_tensor * node = ggml_graph_node(gf, i);
@@ -197,17 +197,22 @@ graph_digests digests_of(ggml_cgraph * gf, graph_index & index, const std::vecto
     return found;
 }
 
-void write_leaf(json_line & line, const ggml_tensor * leaf, const model_state & model) {
-    line.object().kv(LLAMA_INSTR_K_NAME, leaf->name).kv(LLAMA_INSTR_K_TYPE, ggml_type_name(leaf->type));
-    line.column(LLAMA_INSTR_K_NE, n_dims(leaf), [leaf](size_t i) { return leaf->ne[i]; });
-    line.kv(LLAMA_INSTR_K_BYTES, ggml_nbytes(leaf));
-    const char * buffer = buffer_name(leaf);
-    if (buffer[0] != '\0') {
-        line.kv(LLAMA_INSTR_K_BUFFER, buffer);
-    }
+// a weight by its id alone, unless the graph of a dry run, which readers take by itself, has it
+void write_leaf(json_line & line, const ggml_tensor * leaf, const model_state & model, bool is_dry) {
     const auto weight = model.weights.find(leaf);
-    if (weight != model.weights.end()) {
-        line.kv(LLAMA_INSTR_K_TENSOR, weight->second);
+    const bool is_weight = weight != model.weights.end();
+    line.object();
+    if (!is_weight || !weight->second.same_name || weight->second.id >= most_weights || is_dry) {
+        line.kv(LLAMA_INSTR_K_NAME, leaf->name).kv(LLAMA_INSTR_K_TYPE, ggml_type_name(leaf->type));
+        line.column(LLAMA_INSTR_K_NE, n_dims(leaf), [leaf](size_t i) { return leaf->ne[i]; });
+        line.kv(LLAMA_INSTR_K_BYTES, ggml_nbytes(leaf));
+        const char * buffer = buffer_name(leaf);
+        if (buffer[0] != '\0') {
+            line.kv(LLAMA_INSTR_K_BUFFER, buffer);
+        }
+    }
+    if (is_weight) {
+        line.kv(LLAMA_INSTR_K_TENSOR, weight->second.id);
     }
     line.close_object();
 }
@@ -289,6 +294,10 @@ template <typename F> coded_column coded_lists(ggml_cgraph * gf, F list) {
     });
 }
 
+template <typename F> coded_column coded_names(ggml_cgraph * gf, F name) {
+    return coded_column(gf, [&name](const ggml_tensor * t) { return std::string("\"") + name(t) + "\""; });
+}
+
 // the columns of nodes in which graphs of one topology differ
 struct shape_columns {
     coded_column ne, bytes, params, nb;
@@ -306,16 +315,15 @@ struct shape_columns {
     }
 };
 
-void write_nodes(json_line & line, ggml_cgraph * gf, graph_index & index, const std::vector<int32_t> & layers, bool strides) {
+// the columns of nodes; `shapes` are in `changes` unless the graph is of a dry run, which readers take by itself
+void write_nodes(json_line & line, const shape_columns & shapes, ggml_cgraph * gf, graph_index & index, const std::vector<int32_t> & layers, bool strides, bool is_dry) {
     const size_t n = (size_t) ggml_graph_n_nodes(gf);
     const auto node = [gf](size_t i) { return ggml_graph_node(gf, (int) i); };
+    const auto op   = [](const ggml_tensor * t) { return ggml_op_name(t->op); };
+    const auto type = [](const ggml_tensor * t) { return ggml_type_name(t->type); };
     line.object(LLAMA_INSTR_K_NODES);
     line.column(LLAMA_INSTR_K_NAME,  n, [&](size_t i) { return (const char *) node(i)->name; });
-    line.column(LLAMA_INSTR_K_OP,    n, [&](size_t i) { return ggml_op_name(node(i)->op); });
     line.column(LLAMA_INSTR_K_LAYER, n, [&](size_t i) { return layers[i]; });
-    line.column(LLAMA_INSTR_K_TYPE,  n, [&](size_t i) { return ggml_type_name(node(i)->type); });
-    write_lists(line, LLAMA_INSTR_K_NE, gf, ne_of);
-    line.column(LLAMA_INSTR_K_BYTES, n, [&](size_t i) { return ggml_nbytes(node(i)); });
     write_lists(line, LLAMA_INSTR_K_SRC, gf, [&index](const ggml_tensor * t, auto && add) {
         for (const ggml_tensor * src : t->src) {
             if (src) {
@@ -324,11 +332,27 @@ void write_nodes(json_line & line, ggml_cgraph * gf, graph_index & index, const 
         }
     });
     line.column(LLAMA_INSTR_K_BUFFER, n, [&](size_t i) { return index.buffer_id(node(i)); });
-    write_lists(line, LLAMA_INSTR_K_PARAMS, gf, params_of);
     line.column(LLAMA_INSTR_K_EXEC, n, [&](size_t i) { return ggml_instr_node_runs(node(i)) ? 1 : 0; });
-    if (strides) {
-        write_lists(line, LLAMA_INSTR_K_NB, gf, nb_of);
+    if (is_dry) {
+        line.column(LLAMA_INSTR_K_OP,   n, [&](size_t i) { return op(node(i)); });
+        line.column(LLAMA_INSTR_K_TYPE, n, [&](size_t i) { return type(node(i)); });
+        write_lists(line, LLAMA_INSTR_K_NE, gf, ne_of);
+        line.column(LLAMA_INSTR_K_BYTES, n, [&](size_t i) { return ggml_nbytes(node(i)); });
+        write_lists(line, LLAMA_INSTR_K_PARAMS, gf, params_of);
+        if (strides) {
+            write_lists(line, LLAMA_INSTR_K_NB, gf, nb_of);
+        }
+        line.close_object();
+        return;
     }
+    line.close_object().object(LLAMA_INSTR_K_CHANGES);
+    coded_names(gf, op).write(line, LLAMA_INSTR_K_OP, false);
+    coded_names(gf, type).write(line, LLAMA_INSTR_K_TYPE, false);
+    shapes.each([&](const char * key, const coded_column & column, column_digests graph_digests::* of) {
+        if (strides || of != &graph_digests::nb) {
+            column.write(line, key, false);
+        }
+    });
     line.close_object();
 }
 
@@ -344,7 +368,7 @@ void write_changes(json_line & line, const shape_columns & shapes, const graph_i
     line.column(LLAMA_INSTR_K_LEAFS_AT, changed.size(), [&changed](size_t i) { return changed[i]; });
     line.array(LLAMA_INSTR_K_LEAFS);
     for (const size_t i : changed) {
-        write_leaf(line, index.leafs[i], model);
+        write_leaf(line, index.leafs[i], model, false);
     }
     line.close_array().object(LLAMA_INSTR_K_CHANGES);
     shapes.each([&](const char * key, const coded_column & column, column_digests graph_digests::* of) {
@@ -411,10 +435,10 @@ void write_graph(log_part & s, context_state & state, graph_state & graph, ggml_
             line.column(LLAMA_INSTR_K_BUFFERS, index.buffers.size(), [&](size_t i) { return index.buffers[i]; });
             line.array(LLAMA_INSTR_K_LEAFS);
             for (const ggml_tensor * leaf : index.leafs) {
-                write_leaf(line, leaf, model);
+                write_leaf(line, leaf, model, is_dry);
             }
             line.close_array();
-            write_nodes(line, gf, index, graph.layers, strides);
+            write_nodes(line, shapes, gf, index, graph.layers, strides, is_dry);
         }
     }
     s.write(LLAMA_INSTR_EV_GRAPH, line);

@@ -57,6 +57,9 @@ struct graph_state {
 // A context's graphs that are kept, the last used ones. Readers keep as many (docs/reference/log-format.md).
 constexpr size_t most_graphs = 64;
 
+// weights of a model that a graph gives by their ids; readers keep as many
+constexpr int most_weights = 16384;
+
 // The graph that is about to be computed, if it was not the last one. It is written now, unless a kept one has the same
 // content; if one has the same topology, only what differs is. `built_layers` are the layers of a graph that was just built.
 graph_state & graph_of(log_part & s, context_state & state, ggml_cgraph * gf, const char * source, bool is_update, const std::unordered_map<const ggml_tensor *, int> * built_layers);

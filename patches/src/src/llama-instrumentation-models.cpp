@@ -256,8 +256,9 @@ model_state & model_table::model_locked(const llama_model * model) {
 
     for (const auto & entry : model->tensors_by_name) {
         const int id = (int) slot->weights.size();
-        // a tensor with two names is one weight
-        if (slot->weights.emplace(entry.second, id).second) {
+        // a tensor with two names is one weight; programs load a model without its weights before the one that is used
+        const bool is_new = slot->weights.emplace(entry.second, weight_state { id, entry.first == entry.second->name }).second;
+        if (is_new && (!model->hparams.no_alloc || s.detail == level::verbose)) {
             write_weight(s, slot->id, id, entry.first, entry.second);
         }
     }

@@ -54,9 +54,14 @@ struct context_state {
     ~context_state() { ggml_instr_sink_free(&sink); }
 };
 
+struct weight_state {
+    int  id;
+    bool same_name;  // as the model's file has it
+};
+
 struct model_state {
     int id = -1;
-    std::unordered_map<const ggml_tensor *, int> weights;
+    std::unordered_map<const ggml_tensor *, weight_state> weights;
 };
 
 // What one part of a log has met. A context's state is touched only by the thread that uses the context, as llama.cpp demands
