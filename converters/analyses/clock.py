@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.analyses.serving import (
     Missed,
+    copies_report,
     cost_by_reason,
     missed_prompts,
     reuse_report,
@@ -27,7 +28,13 @@ from llamacpp_instr.converters.analyses.serving import (
 )
 from llamacpp_instr.converters.analyses.tables import header, without
 from llamacpp_instr.log.graph.kernels import untimed_backends
-from llamacpp_instr.log.requests import Request, find_requests, left_queue, step_tokens
+from llamacpp_instr.log.requests import (
+    Request,
+    find_requests,
+    left_requests,
+    prompt_copies,
+    step_tokens,
+)
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import DISTURBED, taken_in_all
 from llamacpp_instr.log.waits import Waits, waits_of
@@ -244,7 +251,7 @@ def compute_requests(session: Session, top: int = TOP) -> list[Report]:
     if not requests:
         return [Report("Requests", [], [], ["The log has no requests.", *ended])]
     latencies = _latencies(requests)
-    latencies.notes.extend([*_ends(requests, left_queue(session)), *ended])
+    latencies.notes.extend([*_ends(requests, left_requests(session)), *ended])
     waits, missed = waits_of(requests, steps), missed_prompts(requests)
     prompt_ns = [wait.prompt for wait in waits]
     reuse = reuse_report(cost_by_reason(requests, missed, prompt_ns), prompt_ns)
@@ -252,6 +259,7 @@ def compute_requests(session: Session, top: int = TOP) -> list[Report]:
         latencies,
         *_over_time(requests),
         *reuse,
+        *copies_report(prompt_copies(session)),
         *speculation_reports(session, steps),
         _slowest(requests, waits, missed, top),
     ]
@@ -301,14 +309,14 @@ def _latencies(requests: Sequence[Request]) -> Report:
     return Report("Latency of requests", columns, rows, notes, figures=figures)
 
 
-def _ends(requests: Sequence[Request], left: Int64) -> list[str]:
-    """How the requests of a llama-server ended, as far as it noted that; `left` are the times after
-    which some left before a slot took them."""
+def _ends(requests: Sequence[Request], left: Sequence[Request]) -> list[str]:
+    """How the requests of a llama-server ended, as far as it noted that; `left` are those that left
+    before a slot took them."""
     ends = Counter(of.served.end for of in requests if of.served)
     named = ", ".join(f"{n:,} {end}" for end, n in ends.most_common())
     notes = [f"Ends: {named}."] if ends else []
     if len(left):
-        median = shown(float(np.median(left)), "ns")
+        median = shown(float(np.median([of.total for of in left])), "ns")
         what = f"{counted(len(left), 'request')} more left the queue before a slot took"
         notes.append(f"{what} {'it' if len(left) == 1 else 'them'}, after {median} (median).")
     return notes

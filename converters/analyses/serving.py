@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.analyses.tables import header
-from llamacpp_instr.log.requests import Request
+from llamacpp_instr.log.requests import Copied, Request
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
@@ -118,6 +118,31 @@ def reuse_report(costs: Mapping[str, Cost], prompt_ns: Sequence[int]) -> Iterato
     )  # fmt: skip
     if any(of.missed for of in costs.values()):
         yield Report("Prompts that were not reused", columns, rows)
+
+
+COPIED = {"save": "from a slot to RAM", "load": "from RAM to a slot"}
+
+
+def copies_report(copies: Sequence[Copied]) -> Iterator[Report]:
+    """How often a server moved prompts between its slots and its copies in RAM, and what that took;
+    nothing without a move."""
+    if not copies:
+        return
+    rows: list[list[Cell]] = []
+    for op, move in COPIED.items():
+        of = [copy for copy in copies if copy.op == op]
+        sums = (sum(getattr(copy, name) for copy in of) for name in ("tokens", "bytes", "dur"))
+        rows.append([move, len(of), *sums])
+    last = copies[-1]
+    limit = f" of {shown(last.limit, 'bytes')}" if last.limit else ""
+    notes = [
+        f"Copies after the last move: {last.copies:,}, with"
+        f" {shown(last.held, 'bytes')}{limit} (--cache-ram)."
+    ]
+    columns = header(
+        "Prompts moved", ("count", "count", "tokens"), ("bytes", "bytes"), ("ns", "time")
+    )
+    yield Report("Copies of prompts in RAM", columns, rows, notes)
 
 
 # --- speculative decoding ---

@@ -5,8 +5,8 @@ Names are those of the semantic conventions for generative AI
 what these lack begins with `llamacpp_instr.`. Spans have no text of prompts and answers.
 
 Invariant: a request is one span, from its arrival to its end; its children `queue`, `prefill` and
-`decode` follow each other without a gap. Ids are made of the session and the request, so a span
-that is sent twice is the same span.
+`decode` follow each other without a gap. One that left the queue has only the first. Ids are made
+of the session and the request, so a span that is sent twice is the same span.
 """
 
 from __future__ import annotations
@@ -39,7 +39,13 @@ from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.exports.names import host_of, name_of
 from llamacpp_instr.log.ended_requests import Ended
-from llamacpp_instr.log.requests import Request, Served, find_requests
+from llamacpp_instr.log.requests import (
+    Request,
+    Served,
+    find_requests,
+    left_requests,
+    server_context,
+)
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.schema import SessionStart
 from llamacpp_instr.log.session import Session, Table
@@ -90,7 +96,7 @@ class SessionSpans:
             root.set_status(Status(StatusCode.ERROR, served.end))
         within = set_span_in_context(root, Context())
         first = request.token_times[0] if request.token_times else end
-        parts = [("prefill", request.begin, first)]
+        parts = [("prefill", request.begin, first)] if request.ctx >= 0 else []
         if request.arrival >= 0:
             parts.insert(0, ("queue", request.arrival, request.begin))
         if request.token_times:
@@ -163,11 +169,13 @@ def _what(served: Served | None, model: str) -> Attributes:
 
 def _usage(request: Request) -> Attributes:
     """What the conventions have words for."""
-    found: Attributes = {
-        "gen_ai.usage.input_tokens": request.prompt + request.reused,
-        "gen_ai.usage.cache_read.input_tokens": request.reused,
-        "gen_ai.usage.output_tokens": len(request.token_times),
-    }
+    found: Attributes = {}
+    if request.ctx >= 0:  # else nobody counted its tokens
+        found = {
+            "gen_ai.usage.input_tokens": request.prompt + request.reused,
+            "gen_ai.usage.cache_read.input_tokens": request.reused,
+            "gen_ai.usage.output_tokens": len(request.token_times),
+        }
     if (of := request.served) is None:
         return found
     if of.stop in FINISH:
@@ -184,15 +192,16 @@ def _usage(request: Request) -> Attributes:
 def _own(request: Request, waits: Waits) -> Attributes:
     """What they have no words for: what its time went to, and where it ran."""
     found: Attributes = {
-        "llamacpp_instr.context": request.ctx,
-        "llamacpp_instr.sequence": request.seq,
-        **{f"llamacpp_instr.wait.{name}_ns": ns for name, ns in waits._asdict().items()},
+        f"llamacpp_instr.wait.{name}_ns": ns for name, ns in waits._asdict().items()
     }
+    if request.ctx >= 0:
+        found["llamacpp_instr.context"] = request.ctx
+        found["llamacpp_instr.sequence"] = request.seq
     if request.name:
         found["llamacpp_instr.mark"] = request.name
     if (ns := request.to_first_token) is not None:
         found["llamacpp_instr.time_to_first_token_ns"] = ns
-    if (of := request.served) is not None:
+    if (of := request.served) is not None and of.slot >= 0:
         found["llamacpp_instr.task"] = of.task
         found["llamacpp_instr.drafted_tokens"] = of.drafted
         found["llamacpp_instr.accepted_tokens"] = of.accepted
@@ -223,13 +232,17 @@ def export_sessions(
 ) -> tuple[int, int]:
     """Deliver the spans of all requests, BATCH at a time. Returns the number of requests, and of
     those that are sampled, which alone have spans. `on_progress` gets requests."""
-    found = [(session, *find_requests(session)) for session in sessions]
+    found = []
+    for session in sessions:
+        steps, requests = find_requests(session)
+        left = [request for request in left_requests(session) if request.served]
+        found.append((session, steps, [*requests, *left]))
     n_all, n_sampled, done = sum(len(requests) for *_, requests in found), 0, 0
     for session, steps, requests in found:
         batches = _Batches(deliver)
         spans = SessionSpans(session.start, batches)
         for request, waits in zip(requests, waits_of(requests, steps), strict=True):
-            context = session.contexts.get(request.ctx)
+            context = session.contexts.get(request.ctx) or server_context(session.contexts.values())
             model = session.models.get(context.model) if context else None
             n_sampled += spans.make(request, steps, waits, name_of(model) if model else "")
             done += 1
@@ -337,8 +350,11 @@ def sending(endpoint: str, warn: Callable[[str], object]) -> Iterator[Callable[[
             if not spans:
                 spans.append(SessionSpans(refs.start, processor))
             (waits,) = waits_of([request], steps)
-            context = refs.contexts.get(request.ctx)
-            model = name_of(context.model.event) if context else ""
+            known = refs.contexts.get(request.ctx)
+            context = (
+                known.event if known else server_context(of.event for of in refs.contexts.values())
+            )
+            model = name_of(refs.models[context.model].event) if context else ""
             spans[0].make(request, steps, waits, model)
 
         return ended

@@ -19,7 +19,7 @@ import numpy as np
 from llamacpp_instr.converters.live.lanes import Lane, Shown
 from llamacpp_instr.converters.live.state import SECOND, LiveState, Second, StepRow, Threads
 from llamacpp_instr.log.graph.ops import BLOCKS
-from llamacpp_instr.log.requests import OPEN
+from llamacpp_instr.log.requests import COPY_OPS, OPEN
 
 RECENT = 100
 """how many of the latest requests the medians cover"""
@@ -177,6 +177,8 @@ def _figures(state: LiveState, catching_up: bool) -> Json:
         "n_prompt": state.n_prompt,
         "n_requests": state.n_requests,
         "slots": _slots(state),
+        "held": [state.held.get(slot, 0) for slot in range(len(_slots(state)))],
+        "copies": _copies(state),
         "n_messages": state.n_messages,
         "busy": state.busy,
         "heat": {
@@ -223,6 +225,15 @@ def _slots(state: LiveState) -> list[int | None]:
         return []
     n = max(context.n_seq_max, max(known) + 1)
     return [known[slot].number if slot in known else None for slot in range(n)]
+
+
+def _copies(state: LiveState) -> Json | None:
+    """A server's copies of prompts in RAM, and how often one moved; None if the log has no move."""
+    of = state.copies
+    if of is None:
+        return None
+    moves = {op: state.copy_moves[op] for op in COPY_OPS}
+    return {"prompts": of.copies, "bytes": of.held, "limit": of.limit, **moves}
 
 
 def glance(state: LiveState, catching_up: bool, rows: int, columns: int) -> Json:

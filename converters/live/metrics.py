@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from llamacpp_instr.converters.live.frames import ended, figures_of, is_active
 from llamacpp_instr.converters.live.state import LiveState
+from llamacpp_instr.log.requests import COPY_OPS
 
 PROVIDER = "llama.cpp"
 MODEL, OPERATION, ERROR = "gen_ai_request_model", "gen_ai_operation_name", "error_type"
@@ -59,6 +60,12 @@ class _Figures(Collector):
             (GaugeMetricFamily, "up", "Whether the session is still recorded.", not state.is_over),
         ):  # fmt: skip
             yield family(f"llamacpp_instr_{name}", about, value)
+        if state.copies is not None:
+            about = "Prompts that moved from a slot to a copy in RAM (save), or back (load)."
+            moves = CounterMetricFamily("llamacpp_instr_prompt_moves", about, labels=["operation"])
+            for op in COPY_OPS:
+                moves.add_metric([op], state.copy_moves[op])
+            yield moves
         figures = figures_of(state)
         active = {"running": len(figures.active), "queued": figures.queued}
         yield self._by_state("active_requests", "Requests under way.", active)
@@ -105,6 +112,20 @@ class _Figures(Collector):
             slots = {"used": used, "free": max(server.n_seq_max - used, 0)}
             about = "Sequences of the latest context, with and without a request."
             yield self._by_state("slots", about, slots)
+        if state.held:
+            held = GaugeMetricFamily(
+                "llamacpp_instr_slot_tokens",
+                "Tokens that a slot has in the cache.",
+                labels=["slot"],
+            )
+            for slot, n in sorted(state.held.items()):
+                held.add_metric([str(slot)], n)
+            yield held
+        if (copies := state.copies) is not None:
+            about = "Memory of a server's copies of prompts in RAM."
+            yield GaugeMetricFamily("llamacpp_instr_prompt_copies_bytes", about, copies.held)
+            about = "Copies of prompts in RAM."
+            yield GaugeMetricFamily("llamacpp_instr_prompt_copies", about, copies.copies)
         cells = GaugeMetricFamily(
             "llamacpp_instr_cache_cells", "Cells of the KV cache.", labels=["ctx", "cache", "state"]
         )

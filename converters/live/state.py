@@ -19,7 +19,7 @@ from llamacpp_instr.converters.live.lanes import CACHED, COMPUTED, OUTPUT, LiveL
 from llamacpp_instr.converters.live.times import CANCELLED
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.graph.ops import BLOCKS
-from llamacpp_instr.log.requests import Served, Taken, read_note
+from llamacpp_instr.log.requests import Copied, Served, Taken, read_note, server_context
 from llamacpp_instr.log.resolve import KnownPlan, KnownStep, Resolver, Takers
 from llamacpp_instr.log.schema import (
     Context,
@@ -219,6 +219,14 @@ class LiveState:
         self.n_events = self.n_steps = self.n_failed = self.n_messages = 0
         self._n_left = 0
         """requests that left the queue before a slot took them"""
+        self._left: dict[int, Served] = {}
+        """by the mark, which ends next"""
+        self.copies: Copied | None = None
+        """of prompts in RAM, after the latest move"""
+        self.copy_moves: Counter[str] = Counter()
+        """by the operation"""
+        self.held: dict[int, int] = {}
+        """tokens that each slot has in the cache"""
         self._taken: set[int] = set()
         """open marks of requests that have a slot"""
         self.busy = 0
@@ -292,8 +300,13 @@ class LiveState:
 
     @property
     def server(self) -> Context | None:
-        """The context whose sequences are the slots of requests: the latest that drafts nothing."""
-        return next((of for of in reversed(self.contexts.values()) if of.target < 0), None)
+        """The context whose sequences are the slots of requests."""
+        return server_context(self.contexts.values())
+
+    def is_server(self, ctx: int) -> bool:
+        """Whether the sequences of a context are slots, as far as the log has said so."""
+        server = self.server
+        return bool(self.lanes.slots) and server is not None and server.ctx == ctx
 
     def model_of(self, ctx: int) -> str:
         """The name of the model of a context; without one, of `server`."""
@@ -359,12 +372,20 @@ class LiveState:
         self._taken.discard(mark.mark)
         if self.lanes.slots and begin.name == REQUEST and max(begin.seq, mark.seq) < 0:
             self._n_left += 1
-            labels = self.model_of(-1), "unknown", CANCELLED
+            left = self._left.pop(mark.mark, None)
+            labels = self.model_of(-1), left.operation if left else "unknown", CANCELLED
             self.lanes.times.duration.add(mark.t - begin.t, *labels)
 
     def _note(self, note: Note) -> None:
         of = read_note(note)
-        if isinstance(of, Served):
+        if isinstance(of, Copied):
+            self.copies = of
+            self.copy_moves[of.op] += 1
+            if of.op == "load":
+                self.held[of.slot] = of.tokens
+        elif isinstance(of, Served) and of.slot < 0:
+            self._left[of.mark] = of
+        elif isinstance(of, Served):
             self.lanes.serve(of)
         elif isinstance(of, Taken) and of.mark in self.refs.open_marks:
             self._taken.add(of.mark)
@@ -408,6 +429,8 @@ class LiveState:
         second.busy += dur
         self._add_tokens(end.t, begin.ctx, COMPUTED, known.n_prompt)
         self.lanes.step(begin.step, begin.ctx, begin.t, end.t, known.parts, known.target)
+        if self.is_server(begin.ctx):
+            self.held.update({of.seq: of.pos + of.tokens for of in known.parts})
 
     def _layers(self, layers: Layers) -> None:
         known = self.refs.open_steps.get(self.refs.step_of(layers))
@@ -441,6 +464,11 @@ class LiveState:
         cache = self.caches.setdefault((kv.ctx, kv.cache), Cache())
         cache.used, cache.size, cache.n_bytes = kv.used, kv.size, kv.bytes
         cache.moves += kv.op in MOVES
+        if self.is_server(kv.ctx):
+            if kv.op == "clear":
+                self.held.clear()
+            elif kv.op == "seq_rm" and kv.seq in self.held and (kv.p1 is None or kv.p1 < 0):
+                self.held[kv.seq] = min(self.held[kv.seq], max(kv.p0 or 0, 0))
 
     def _token(self, token: Token) -> None:
         context = self.refs.contexts.get(token.ctx)

@@ -124,6 +124,12 @@ def _figures(frame: Json, width: int) -> Iterator[Text]:
         waits = f", {shown(frame['waits'], 'ns')}" if frame["queued"] else ""
         figures.append(("in the queue", f"{frame['queued']:,}{waits}", None))
         figures.append(("from cache", _share(frame["reused"] or 0), None))
+        figures.append(("slots keep", counted(sum(frame["held"]), "token"), None))
+    if (copies := frame["copies"]) is not None:
+        figures.append(
+            ("copies in RAM", f"{copies['prompts']:,}, {shown(copies['bytes'], 'bytes')}", None)
+        )
+        figures.append(("copied", f"{copies['save']:,} in, {copies['load']:,} out", None))
     n = max(1, min(MOST_COLUMNS, width // FIGURE))
     each = width // n
     for i in range(0, len(figures), n):

@@ -1,10 +1,12 @@
 """The requests of a log that is followed, each as soon as it has ended.
 
-A request has ended when its mark ends and no step of its sequence is under way; otherwise when
-another one begins in its sequence, unless a mark that may be its own is open; and with the log.
+One that left a server's queue has ended with its mark. Another has ended when its mark ends and no
+step of its sequence is under way; otherwise when another one begins in its sequence, unless a mark
+that may be its own is open; and with the log.
 
-Invariant: the requests are those of `find_requests`. What is kept are the requests that have not
-ended, and the steps of their contexts since the first of them began.
+Invariant: the requests are those of `find_requests`, and those of `left_requests` that the server
+noted. What is kept are the requests that have not ended, and the steps of their contexts since the
+first of them began.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ import numpy as np
 
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.timeline import remember
-from llamacpp_instr.log.requests import SPANS, Request, RequestFinder, Served, read_note
+from llamacpp_instr.log.requests import (
+    SPANS,
+    Request,
+    RequestFinder,
+    Served,
+    left_request,
+    read_note,
+)
 from llamacpp_instr.log.resolve import KnownStep, Resolver, Takers
 from llamacpp_instr.log.session import WARM_UP, Table
 from llamacpp_instr.log.steps import LatestSteps
@@ -28,6 +37,7 @@ Ended: TypeAlias = Callable[[Request, Table], object]
 `request.steps` are rows of them, which have step, ctx (the request's), begin, end, n_tokens and
 n_seqs"""
 _COLUMNS = ("step", "ctx", "begin", "end", "n_tokens", "n_seqs")
+_NO_STEPS = Table({name: np.zeros(0, np.int64) for name in _COLUMNS})
 
 
 class EndedRequests:
@@ -111,6 +121,8 @@ class EndedRequests:
             self._finder.span(seq, begin.t, end.t, begin.name)
             of_mark = (r for r in self._open.values() if (r.seq, r.marked_end) == (seq, end.t))
             self._over += [request for request in of_mark if not self._is_served(request)]
+        elif (left := self._notes.pop(end.mark, None)) is not None:
+            self._ended(left_request(begin.t, end.t, left), _NO_STEPS)
         self._end_all()
 
     def _see(self, request: Request) -> Request:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.log.batches import Part
-from llamacpp_instr.log.schema import CONTEXTS_KEPT, LATEST, Note
+from llamacpp_instr.log.schema import CONTEXTS_KEPT, LATEST, Context, Note
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import counted_steps
 
@@ -52,12 +52,13 @@ SPANS = 1024
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What llama-server notes when a request ends."""
+    """What llama-server notes when a request ends, also one that left before a slot took it."""
 
     mark: int
     """the span from its arrival in the server's queue"""
     task: int
     slot: int
+    """both -1 if it had no slot"""
     cached: int
     """prompt tokens that it found in the cache"""
     computed: int
@@ -84,7 +85,7 @@ class Served(msgspec.Struct, frozen=True):
     @property
     def operation(self) -> str:
         """Its `gen_ai.operation.name` in OpenTelemetry's conventions."""
-        if self.stop == "done":
+        if self.stop == "done" or (self.slot < 0 and not self.path):
             return "embeddings"
         chats = {"chat", "messages", "responses"} & set(self.path.split("/"))
         return "chat" if chats else "text_completion"
@@ -128,6 +129,27 @@ class Encoded(msgspec.Struct, frozen=True):
     begin: int = -1
     end: int = -1
     """of the span, in ns"""
+
+
+COPY_OPS = ("save", "load")
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """What llama-server notes when a prompt moved between a slot and its copies in RAM."""
+
+    op: Literal["save", "load"]
+    slot: int
+    tokens: int
+    bytes: int
+    """of the copy: its state, and the checkpoints"""
+    dur: int
+    """of the move, in ns"""
+    copies: int
+    """after it"""
+    held: int
+    """bytes of all copies after it"""
+    limit: int
+    """most bytes of all copies, 0 for no limit"""
 
 
 @dataclass
@@ -435,22 +457,49 @@ def _noted(session: Session, name: str, kind: type[Noted]) -> dict[int, Noted]:
     return {of.mark: of for of in found if isinstance(of, kind)}
 
 
-def read_note(note: Note) -> Served | Taken | Encoded | None:
-    """What llama-server notes of a request; None for another note."""
-    kind = {"request": Served, "slot": Taken, "encode": Encoded}.get(note.name)
+NOTES: dict[str, type[Served | Taken | Encoded | Copied]] = {
+    "request": Served, "slot": Taken, "encode": Encoded, "prompt-copy": Copied,
+}  # fmt: skip
+
+
+def read_note(note: Note) -> Served | Taken | Encoded | Copied | None:
+    """What llama-server notes of a request or a prompt; None for another note."""
+    kind = NOTES.get(note.name)
     with suppress(msgspec.ValidationError):  # another application's
         return None if kind is None else msgspec.convert(note.data, kind)
     return None
 
 
-def left_queue(session: Session) -> Int64:
-    """How long each request of a llama-server waited that left before a slot took it, ns."""
+def left_requests(session: Session) -> list[Request]:
+    """The requests of a llama-server that left before a slot took them, in order of their end.
+    They have no context and no sequence, and begin when they end; logs of older recorders lack what
+    was noted of them (`Request.served`)."""
     if not _noted(session, "slot", Taken):
-        return np.zeros(0, np.int64)  # another application's marks need no sequence
-    marks = session.marks
-    left = (marks["name"] == "request") & (marks["seq"] < 0) & (marks["end"] >= 0)
-    waited: Int64 = (marks["end"] - marks["begin"])[left]
-    return waited
+        return []  # another application's marks need no sequence
+    marks, served = session.marks, _noted(session, "request", Served)
+    left = marks.rows((marks["name"] == "request") & (marks["seq"] < 0) & (marks["end"] >= 0))
+    order = np.argsort(left["end"], kind="stable")
+    return [
+        left_request(begin, end, served.get(mark))
+        for mark, begin, end in left.rows(order).tuples("mark", "begin", "end")
+    ]
+
+
+def left_request(arrival: int, end: int, served: Served | None) -> Request:
+    """A request that waited from `arrival` to `end`, both in ns, and got no slot."""
+    return Request(-1, -1, "request", arrival, end, begin=end, marked_end=end, served=served)
+
+
+def server_context(contexts: Iterable[Context]) -> Context | None:
+    """The one of these, in the order in which they came, whose sequences are a server's slots: the
+    latest that drafts nothing."""
+    return next((of for of in reversed(list(contexts)) if of.target < 0), None)
+
+
+def prompt_copies(session: Session) -> list[Copied]:
+    """The moves of prompts between slots and copies in RAM, in order."""
+    found = map(read_note, session.notes)
+    return [of for of in found if isinstance(of, Copied)]
 
 
 def step_tokens(session: Session, steps: Table) -> tuple[Int64, Int64]:

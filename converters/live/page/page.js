@@ -135,9 +135,13 @@ function drawSlots(frame) {
     const state = works && lane ? stateOf(lane, true) : "free";
     const read = lane && `${count(lane.reused + lane.prompt)} of ${count(lane.size)} tokens`;
     put(of.firstChild, state);
-    put(of.lastChild, `slot ${slot}${state === "prompt" ? `: ${read}` : state === "generating" ? `: ${count(lane.n_tokens)} tokens` : ""}`);
+    const does = state === "prompt" ? read : state === "generating" ? `${count(lane.n_tokens)} tokens` : `keeps ${count(frame.held[slot])} tokens`;
+    put(of.lastChild, `slot ${slot}: ${does}`);
+    of.title = `${count(frame.held[slot])} tokens in the cache`;
     of.classList.toggle("free", state === "free");
   });
+  const copies = frame.copies;
+  text("copies", copies ? `Copies of prompts in RAM: ${count(copies.prompts)}, ${mib(copies.bytes)}${copies.limit ? ` of ${mib(copies.limit)}` : ""}; ${count(copies.save)} were copied from slots, ${count(copies.load)} back to slots.` : "");
 }
 
 const elements = new Map();

@@ -146,12 +146,17 @@ class llama_instr_request {
     // the same as members of a JSON object
     const std::string & asked() const { return origin; }
 
-    // seq: the sequence that served it
+    // seq: the sequence that served it; -1 if it left before that
     void end(int32_t seq) const {
-        if (id >= 0) {
-            llama_instr_mark(1, id, "request", seq);
-            id = -1;
+        if (id < 0) {
+            return;
         }
+        if (seq < 0) {
+            llama_instr_facts("request", "\"mark\":%" PRId64 ",\"task\":-1,\"slot\":-1,\"cached\":0,\"computed\":0,\"generated\":0,\"drafted\":0,\"accepted\":0,\"verified\":0,\"stream\":false,\"truncated\":false,\"stop\":\"none\"%s",
+                id, origin.c_str());
+        }
+        llama_instr_mark(1, id, "request", seq);
+        id = -1;
     }
 
   private:

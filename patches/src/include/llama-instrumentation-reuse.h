@@ -1,13 +1,15 @@
 // llama-instrumentation-reuse.h - what a server's caches held for a prompt when a slot took it
 //
 // A request computes the tokens of its prompt that its slot does not hold. Whether another slot holds them, or whether
-// they were there before, only the server can say: a log has no tokens of prompts.
+// they were there before, only the server can say: a log has no tokens of prompts. It also moves prompts between its
+// slots and copies in RAM (--cache-ram).
 
 #pragma once
 
 #include "llama-instrumentation-programs.h"
 
 #include <algorithm>
+#include <chrono>
 #include <unordered_set>
 
 // Which tokens the server has held. It remembers blocks of tokens, as hashes, of the last LIMIT to 2 * LIMIT blocks.
@@ -128,3 +130,33 @@ size_t llama_instr_elsewhere(const Slots & slots, const Slot & taken, const Toke
     }
     return longest;
 }
+
+// A prompt that may move between a slot and the server's copies in RAM: what the log has of it, if it did.
+template <typename Cache> class llama_instr_copy {
+  public:
+    llama_instr_copy(const Cache & cache_, int slot_) : cache(cache_), slot(slot_), size(cache_.size()), n(cache_.states.size()), begin(clock::now()) {}
+
+    // the slot's prompt has a copy now
+    void saved() const { note("save", cache.states.back().prompt.tokens.size(), cache.states.back().size()); }
+
+    // the slot has these tokens, if it took a copy
+    template <typename Tokens> void loaded(const Tokens & tokens) const {
+        if (cache.states.size() < n) {
+            note("load", tokens.size(), size - cache.size());
+        }
+    }
+
+  private:
+    using clock = std::chrono::steady_clock;
+
+    const Cache &     cache;
+    int               slot;
+    size_t            size, n;  // of all copies, before
+    clock::time_point begin;
+
+    void note(const char * op, size_t tokens, size_t bytes) const {
+        const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(clock::now() - begin).count();
+        llama_instr_facts("prompt-copy", "\"op\":\"%s\",\"slot\":%d,\"tokens\":%zu,\"bytes\":%zu,\"dur\":%" PRId64 ",\"copies\":%zu,\"held\":%zu,\"limit\":%zu",
+            op, slot, tokens, bytes, (int64_t) ns, cache.states.size(), cache.size(), cache.limit_size);
+    }
+};
