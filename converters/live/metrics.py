@@ -62,7 +62,7 @@ class _Figures(Collector):
             yield family(f"llamacpp_instr_{name}", about, value)
         if state.copies is not None:
             about = "Prompts that moved from a slot to a copy in RAM (save), or back (load)."
-            moves = CounterMetricFamily("llamacpp_instr_prompt_moves", about, labels=["operation"])
+            moves = CounterMetricFamily("llamacpp_instr_prompt_moves", about, labels=["move"])
             for op in COPY_OPS:
                 moves.add_metric([op], state.copy_moves[op])
             yield moves

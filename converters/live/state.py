@@ -369,10 +369,11 @@ class LiveState:
             return
         begin = self.refs.mark
         self.lanes.mark(begin, mark)
+        left = self._left.pop(mark.mark, None)
+        waited = mark.mark not in self._taken
         self._taken.discard(mark.mark)
-        if self.lanes.slots and begin.name == REQUEST and max(begin.seq, mark.seq) < 0:
+        if self.lanes.slots and waited and begin.name == REQUEST and max(begin.seq, mark.seq) < 0:
             self._n_left += 1
-            left = self._left.pop(mark.mark, None)
             labels = self.model_of(-1), left.operation if left else "unknown", CANCELLED
             self.lanes.times.duration.add(mark.t - begin.t, *labels)
 

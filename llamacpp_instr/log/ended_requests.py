@@ -25,6 +25,7 @@ from llamacpp_instr.log.requests import (
     Request,
     RequestFinder,
     Served,
+    Taken,
     left_request,
     read_note,
 )
@@ -60,6 +61,8 @@ class EndedRequests:
         """which end with this event, unless a mark of theirs may follow: all, and some"""
         self._notes: dict[int, Served] = {}
         """by the mark, which ends next"""
+        self._slots: dict[int, int] = {}
+        """by the mark, those that took its request"""
         self._served: dict[tuple[int, int], Served] = {}
         """by arrival and sequence"""
         self.takers: Takers = {
@@ -106,23 +109,27 @@ class EndedRequests:
         self._end_all()
 
     def _note(self, note: schema.Note) -> None:
-        if isinstance(served := read_note(note), Served):
-            remember(self._notes, served.mark, served, SPANS)
+        of = read_note(note)
+        if isinstance(of, Served):
+            remember(self._notes, of.mark, of, SPANS)
+        elif isinstance(of, Taken):
+            remember(self._slots, of.mark, of.slot, SPANS)
 
     def _mark(self, end: schema.Mark) -> None:
         if end.phase != "end":
             return
         begin = self._refs.mark
         self._latest.settle_all()
-        seq = end.seq if end.seq >= 0 else begin.seq
+        seq = max(end.seq, begin.seq, self._slots.pop(end.mark, -1))
+        served = self._notes.pop(end.mark, None)
         if seq >= 0:
-            if (served := self._notes.pop(end.mark, None)) is not None:
+            if served is not None and served.slot >= 0:
                 remember(self._served, (begin.t, seq), served, SPANS)
             self._finder.span(seq, begin.t, end.t, begin.name)
             of_mark = (r for r in self._open.values() if (r.seq, r.marked_end) == (seq, end.t))
             self._over += [request for request in of_mark if not self._is_served(request)]
-        elif (left := self._notes.pop(end.mark, None)) is not None:
-            self._ended(left_request(begin.t, end.t, left), _NO_STEPS)
+        elif served is not None:
+            self._ended(left_request(begin.t, end.t, served), _NO_STEPS)
         self._end_all()
 
     def _see(self, request: Request) -> Request:

@@ -425,26 +425,33 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
     # when, the rank among those of one time, and what the finder gets
     of_steps = _by_time(steps, steps["end"], "step", "ctx", "begin")
     tokens, marks = session.tokens, session.marks
+    served, taken = _noted(session, "request", Served), _noted(session, "slot", Taken)
+    slot = {mark: of.slot for mark, of in taken.items()}
     of_tokens = _by_time(tokens, tokens["t"] + tokens["dur"], "ctx", "seq", "step", "t", "dur")
-    of_marks = _by_time(marks, marks["end"], "seq", "begin", "name")
+    of_marks = _by_time(marks, marks["end"], "mark", "seq", "begin", "name")
     calls: tuple[Iterator[tuple[int, int, Callable[..., object], tuple[Any, ...]]], ...] = (
         ((end, 0, step, (row, ctx, begin, end, parts[number]))
          for end, row, number, ctx, begin in of_steps),
         ((end, 1, finder.token, (ctx, seq, row_of.get(number, -1), t, dur))
          for end, _, ctx, seq, number, t, dur in of_tokens),
-        ((end, 2, finder.span, (seq, begin, end, name))
-         for end, _, seq, begin, name in of_marks if seq >= 0 and end >= 0),
+        # a server that ends drops what its slots have, and the marks then end without a sequence
+        ((end, 2, finder.span, (max(seq, slot.get(mark, -1)), begin, end, name))
+         for end, _, mark, seq, begin, name in of_marks
+         if max(seq, slot.get(mark, -1)) >= 0 and end >= 0),
     )  # fmt: skip
     for _, _, call, arguments in heapq.merge(*calls, key=itemgetter(0, 1)):
         call(*arguments)
     finder.finish()
     _add_encoded(session, steps, found)
     found.sort(key=lambda request: (request.begin, request.ctx, request.seq))
-    served, taken = _noted(session, "request", Served), _noted(session, "slot", Taken)
-    arrived = {(begin, seq): mark for mark, begin, seq in marks.tuples("mark", "begin", "seq")}
+    arrived = {
+        (begin, max(seq, slot.get(mark, -1))): mark
+        for mark, begin, seq in marks.tuples("mark", "begin", "seq")
+    }
     for request in found:
         mark = arrived.get((request.arrival, request.seq), -1)
-        request.served, request.taken = served.get(mark), taken.get(mark)
+        request.taken = taken.get(mark)
+        request.served = of if (of := served.get(mark)) and of.slot >= 0 else None
     return steps, found
 
 
@@ -474,10 +481,11 @@ def left_requests(session: Session) -> list[Request]:
     """The requests of a llama-server that left before a slot took them, in order of their end.
     They have no context and no sequence, and begin when they end; logs of older recorders lack what
     was noted of them (`Request.served`)."""
-    if not _noted(session, "slot", Taken):
+    if not (taken := _noted(session, "slot", Taken)):
         return []  # another application's marks need no sequence
     marks, served = session.marks, _noted(session, "request", Served)
-    left = marks.rows((marks["name"] == "request") & (marks["seq"] < 0) & (marks["end"] >= 0))
+    none = (marks["seq"] < 0) & ~np.isin(marks["mark"], list(taken))
+    left = marks.rows((marks["name"] == "request") & none & (marks["end"] >= 0))
     order = np.argsort(left["end"], kind="stable")
     return [
         left_request(begin, end, served.get(mark))

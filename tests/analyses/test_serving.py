@@ -25,7 +25,13 @@ from llamacpp_instr.converters.analyses.serving import (
 )
 from llamacpp_instr.converters.analyses.summary import Facts, compute_summary
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.requests import Request, Taken, find_requests, left_queue, step_tokens
+from llamacpp_instr.log.requests import (
+    Request,
+    Taken,
+    find_requests,
+    left_requests,
+    step_tokens,
+)
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import Account, counted_steps
 from llamacpp_instr.log.waits import waits_of
@@ -132,12 +138,41 @@ def test_a_finding_adds_it_up(tmp_path: Path) -> None:
 
 def test_a_request_that_left_the_queue_has_no_sequence(tmp_path: Path) -> None:
     session = served_log(tmp_path)
-    assert left_queue(session).tolist() == [70]
+    assert [request.total for request in left_requests(session)] == [70]
     assert len(find_requests(session)[1]) == 2
     (latencies, *_) = compute_requests(session)
     assert "1 request more left the queue before a slot took it, after 70.0 ns (median)." in (
         latencies.notes
     )
+
+
+def test_a_request_that_a_slot_had_when_the_server_ended_did_not_leave_the_queue(
+    tmp_path: Path,
+) -> None:
+    """The server drops what its slots have: the mark then ends without a sequence."""
+    session = served_log(tmp_path)
+    marks = session.marks
+    marks["seq"][:] = -1
+    assert [request.total for request in left_requests(session)] == [70]
+    _, requests = find_requests(session)
+    assert [(request.seq, request.arrival >= 0) for request in requests] == [(0, True)] * 2
+    assert len(requests) == 2
+
+
+def test_moves_of_prompts_add_up(tmp_path: Path) -> None:
+    """The limit, and what is there in the end, are those of the last."""
+    session = served_log(tmp_path)
+    assert "Copies of prompts in RAM" not in by_title(compute_requests(session))
+    moves = [("save", 100, 3000, 7), ("save", 40, 1200, 5), ("load", 100, 3000, 9)]
+    for i, (op, tokens, size, dur) in enumerate(moves):
+        data = {"op": op, "slot": 0, "tokens": tokens, "bytes": size, "dur": dur, "copies": i,
+                "held": 10 * i, "limit": 4096}  # fmt: skip
+        session.notes.append(s.Note(t=i, name="prompt-copy", data=data))
+    report = by_title(compute_requests(session))["Copies of prompts in RAM"]
+    assert [list(row.values()) for row in rows(report)] == [
+        ["from a slot to RAM", 2, 140, 4200, 12], ["from RAM to a slot", 1, 100, 3000, 9],
+    ]  # fmt: skip
+    assert report.notes == ["Copies after the last move: 2, with 20 B of 4.00 KiB (--cache-ram)."]
 
 
 # --- drafts ---

@@ -378,3 +378,38 @@ def test_the_example_of_the_page_sends(tmp_path: Path, monkeypatch: pytest.Monke
         assert instr_here(*words).returncode == 0
     assert len(received.spans) == 4
     assert value_of(received.taken[0].resource_spans[0].resource.attributes[0].value)
+
+
+# --- requests that left the queue ---
+
+
+@pytest.mark.parametrize(
+    ("path", "operation"),
+    [("/v1/chat/completions", "chat"), ("/completion", "text_completion"), ("", "embeddings")],
+)
+def test_a_request_that_left_the_queue_has_a_span(
+    path: str, operation: str, tmp_path: Path
+) -> None:
+    """Its client left before a slot took it: it only waited, and nobody counted its tokens."""
+    events = one_request()
+    began = next(event.t for event in events if isinstance(event, s.Mark))
+    data = {"mark": 4, "task": -1, "slot": -1, "cached": 0, "computed": 0, "generated": 0,
+            "drafted": 0, "accepted": 0, "verified": 0, "stream": False, "truncated": False,
+            "stop": "none", "path": path, "traceparent": f"00-{TRACE}-{PARENT}-01"}  # fmt: skip
+    taken = {"mark": 3, "task": 1, "slot": 0, "prompt": 5, "cached": 0, "here": 0, "elsewhere": 0,
+             "before": 0, "moved": 0, "reuse": True}  # fmt: skip
+    mark = s.Mark(t=began + 1, mark=4, name="request", phase="begin")
+    more = [
+        mark,
+        s.Note(t=began + 2, name="slot", data=taken),
+        s.Note(t=began + 50, name="request", data=data),
+        replace(mark, t=began + 51, phase="end"),
+    ]
+    log = logged(tmp_path / "server.log", *sorted([*events, *more], key=lambda event: event.t))
+    queue, root = (span for span in sent(log).spans if span.trace_id.hex() == TRACE)
+    assert (queue.name, queue.parent_span_id, dur(queue)) == ("queue", root.span_id, 50)
+    of = attributes_of(root)
+    assert (root.name.split(" ")[0], of["gen_ai.operation.name"]) == (operation, operation)
+    assert (dur(root), root.parent_span_id.hex(), of["error.type"]) == (50, PARENT, "cancelled")
+    assert of[OWN + "wait.queue_ns"] == 50
+    assert not {key for key in of if "usage" in key or key.endswith((".task", ".sequence"))}

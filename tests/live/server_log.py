@@ -7,6 +7,8 @@
 | task 12 | 2,600 | 1 from 3,700 | 9, 6 | 2 | end token, at 5,700 |
 | task 13 | 2,650 | never | | | leaves at 4,600 |
 
+Two prompts move to RAM, and one of them into slot 1 before task 12.
+
 Times are in ns after the facts.
 """
 
@@ -42,7 +44,8 @@ def server_events() -> tuple[list[s.Event], int]:
         mark(2600, 3, "begin"), mark(2650, 4, "begin"),
         served(3600, 1, 10, 1, 6, 0, 2, "limit"), mark(3600, 1, "end", seq=1),
         taken(3700, 3, 12, 1, 9, 6),
-        mark(4600, 4, "end"),
+        served(4600, 4, -1, -1, 0, 0, 0, "none"), mark(4600, 4, "end"),
+        copied(1690, "save", 1, 9, 1), copied(1750, "save", 1, 5, 2), copied(3690, "load", 1, 6, 1),
         served(5600, 2, 11, 0, 2, 2, 3, "none"), mark(5600, 2, "end", seq=0),
         served(5700, 3, 12, 1, 3, 6, 2, "eos"), mark(5700, 3, "end", seq=1),
     ]  # fmt: skip
@@ -59,6 +62,12 @@ def taken(t: int, number: int, task: int, slot: int, prompt: int, cached: int) -
     data = {"mark": number, "task": task, "slot": slot, "prompt": prompt, "cached": cached,
             "here": cached, "elsewhere": 0, "before": 0, "moved": 0, "reuse": True}  # fmt: skip
     return s.Note(t=t, name="slot", data=data)
+
+
+def copied(t: int, op: str, slot: int, tokens: int, copies: int) -> s.Event:
+    data = {"op": op, "slot": slot, "tokens": tokens, "bytes": 100 * tokens, "dur": 10,
+            "copies": copies, "held": 500 * copies, "limit": 4096}  # fmt: skip
+    return s.Note(t=t, name="prompt-copy", data=data)
 
 
 def served(

@@ -119,7 +119,7 @@ def test_metrics_have_each_request_once(tmp_path: Path) -> None:
     samples = metrics_of(state_at(END, tmp_path / "server.log"))
     duration = "gen_ai_server_request_duration_seconds"
     assert (count(samples, duration), count(samples, duration, "cancelled")) == (4, 2)
-    assert (count(samples, duration, "chat"), count(samples, duration, "unknown")) == (3, 1)
+    assert count(samples, duration, "chat") == 4
     assert total(samples, f"{duration}_sum") == pytest.approx((2000 + 3950 + 3100 + 1950) / 1e9)
     queue = "time_in_queue_seconds"
     assert count(samples, queue) == 3
@@ -142,10 +142,47 @@ def test_requests_under_way_when_the_program_ends_have_no_duration(tmp_path: Pat
     assert samples["active_requests", "running"] == samples["active_requests", "queued"] == 0
 
 
+@pytest.mark.parametrize(
+    ("t", "held", "copies"),
+    [
+        (1600, [], None),
+        (1740, [0, 0], (1, 500, 1, 0)),
+        (2500, [4, 6], (2, 1000, 2, 0)),
+        (3700, [5, 6], (1, 500, 2, 1)),
+        (END, [6, 10], (1, 500, 2, 1)),
+    ],
+)
+def test_slots_keep_tokens_and_prompts_have_copies(
+    t: int, held: list[int], copies: tuple[int, ...] | None, tmp_path: Path
+) -> None:
+    frame = frame_at(t, tmp_path / "server.log")
+    assert frame["held"] == held
+    keys = ("prompts", "bytes", "save", "load")
+    assert (frame["copies"] and tuple(frame["copies"][key] for key in keys)) == copies
+    samples = metrics_of(state_at(t, tmp_path / "server.log"))
+    assert [samples["slot_tokens", str(slot)] for slot, n in enumerate(held) if n] == [
+        n for n in held if n
+    ]
+    if copies is not None:
+        assert samples["prompt_copies",] == copies[0]
+        assert samples["prompt_copies_bytes",] == copies[1]
+        assert samples["prompt_moves_total", "load"] == copies[3]
+
+
+def test_cells_that_are_removed_are_no_longer_kept(tmp_path: Path) -> None:
+    state = state_at(END, tmp_path / "server.log")
+    for p0, p1, left in ((4, -1, 4), (2, 3, 4), (-1, -1, 0)):
+        state.takers[s.Kv](
+            s.Kv(t=state.latest, ctx=0, op="seq_rm", used=8, size=512, seq=0, p0=p0, p1=p1)
+        )
+        assert state.held == {0: left, 1: 10}
+
+
 def test_the_terminal_shows_the_queue_and_the_cache(tmp_path: Path) -> None:
     frame = {**frame_at(3000, tmp_path / "server.log"), "over": None}
     drawn = " ".join(" ".join(line.plain for line in draw(frame, 100, 24, None, False)).split())
-    for words in ("in the queue 2, 400 ns", "from cache 20 %", "▸ slot 0 #11 "):
+    for words in ("in the queue 2, 400 ns", "from cache 20 %", "slots keep 10 tokens",
+                  "copies in RAM 2, 1000 B", "copied 2 in, 0 out", "▸ slot 0 #11 "):  # fmt: skip
         assert words in drawn
 
 

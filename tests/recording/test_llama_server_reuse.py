@@ -26,7 +26,7 @@ from llamacpp_instr.converters.analyses.serving import (
     missed_prompts,
 )
 from llamacpp_instr.log.check import check_log
-from llamacpp_instr.log.requests import find_requests, left_queue
+from llamacpp_instr.log.requests import find_requests, left_requests, prompt_copies
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
 from tests.conftest import read_events
@@ -162,7 +162,9 @@ def test_a_client_may_leave_the_queue(demo_model: Path, tmp_path: Path) -> None:
     session = load_session(log)
     ends = [of.served and of.served.end for of in find_requests(session)[1]]
     assert ends == ["cancelled", "limit"]
-    assert len(left_queue(session)) == 1
+    (left,) = left_requests(session)
+    assert left.served is not None
+    assert (left.served.path, left.served.operation) == ("/completion", "text_completion")
 
 
 def leave(server: Server, after: float, prompt: str, n: int) -> None:
@@ -172,6 +174,26 @@ def leave(server: Server, after: float, prompt: str, n: int) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head.encode() + body)
         time.sleep(after)
+
+
+def test_prompts_move_to_ram_and_back(demo_model: Path, tmp_path: Path) -> None:
+    """The only slot takes another prompt, and then the first one again, which the server kept."""
+    log, size = tmp_path / "a.log", {"first": 0, "other": 0}
+    with llama_server(demo_model, log, "-c", "1024", "-np", "1", "--cache-ram", "64") as server:
+        for name, prompt in (("first", STORY), ("other", OTHER)):
+            timings = server.complete(prompt, 4).timings
+            size[name] = sum(timings[of] for of in ("cache_n", "prompt_n", "predicted_n")) - 1
+        again = server.complete(STORY, 4).timings
+    assert again["prompt_n"] == 1
+    moves = prompt_copies(load_session(log))
+    assert [(of.op, of.slot, of.tokens, of.copies) for of in moves] == [
+        ("save", 0, size["first"], 1), ("save", 0, size["other"], 2), ("load", 0, size["first"], 1),
+    ]  # fmt: skip
+    first, other, back = moves
+    assert back.bytes == first.bytes == first.held > size["first"] * 64
+    assert (other.held, back.held) == (first.bytes + other.bytes, other.bytes)
+    assert {of.limit for of in moves} == {64 << 20}
+    assert all(of.dur > 0 for of in moves)
 
 
 def test_answers_to_one_prompt_are_requests_of_their_own(demo_model: Path, tmp_path: Path) -> None:
