@@ -38,6 +38,7 @@ from llamacpp_instr.log.requests import (
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import DISTURBED, taken_in_all
 from llamacpp_instr.log.waits import Waits, waits_of
+from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
 Int64 = NDArray[np.int64]
@@ -244,8 +245,9 @@ def machine_notes(sides: Sequence[tuple[str, Sequence[Machine | None]]]) -> list
 # --- requests ---
 
 
-def compute_requests(session: Session, top: int = TOP) -> list[Report]:
-    """The latencies of a session's requests, and the `top` slowest with what they waited for."""
+def compute_requests(session: Session, top: int = TOP, probe: Probe | None = None) -> list[Report]:
+    """The latencies of a session's requests, and the `top` slowest with what they waited for.
+    `probe` is that of the machine, if it is known."""
     steps, requests = find_requests(session)
     ended = session.log_end.notes()
     if not requests:
@@ -260,7 +262,7 @@ def compute_requests(session: Session, top: int = TOP) -> list[Report]:
         *_over_time(requests),
         *reuse,
         *copies_report(prompt_copies(session)),
-        *speculation_reports(session, steps),
+        *speculation_reports(session, steps, probe),
         _slowest(requests, waits, missed, top),
     ]
 

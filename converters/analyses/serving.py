@@ -16,10 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.base.terminal import counted
+from llamacpp_instr.converters.analyses.memory import recorded_file
 from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.requests import Copied, Request
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
 Int64 = NDArray[np.int64]
@@ -168,10 +171,15 @@ class Speculation:
     """sequences in a verifying step, in mean"""
     plain_ns: float | None
     """of a step without drafts, None if the steps are too much alike"""
+    plain_by: str
+    """what that follows from"""
 
 
-def compute_speculation(session: Session, steps: Table) -> Speculation | None:
-    """What the drafts in `steps` did, which are those that count; None without drafts."""
+def compute_speculation(
+    session: Session, steps: Table, probe: Probe | None = None
+) -> Speculation | None:
+    """What the drafts in `steps` did, which are those that count; None without drafts. `probe` is
+    that of the machine, if it is known."""
     sequences = session.sequences
     row_of = {step: row for row, step in enumerate(steps["step"].tolist())}
     sampled: dict[tuple[int, int], int] = {}
@@ -192,6 +200,7 @@ def compute_speculation(session: Session, steps: Table) -> Speculation | None:
     verifies = np.unique(rows)
     ns_per_token = dur[rows] / np.maximum(steps["n_tokens"][rows], 1)
     decodes = steps.rows(steps["phase"] == "decode")
+    plain = _plain_step(session, decodes, steps.rows(verifies), probe)
     return Speculation(
         drafted=(drafted[:, None] > at).sum(axis=0),
         accepted=(accepted[:, None] > at).sum(axis=0),
@@ -200,33 +209,58 @@ def compute_speculation(session: Session, steps: Table) -> Speculation | None:
         rejected_ns=round(float(((drafted - accepted) * ns_per_token).sum())),
         tokens=int((accepted + 1).sum()),
         n_seqs=float(steps["n_seqs"][verifies].mean()),
-        plain_ns=_plain_step(decodes),
+        plain_ns=plain[0],
+        plain_by=plain[1],
     )
-
-
-def _plain_step(decodes: Table) -> float | None:
-    """The time of a decode with one token for each sequence: the median of those that were, else
-    where the line through times and numbers of tokens has it; None if that is not known."""
-    dur = decodes["end"] - decodes["begin"]
-    n, one = decodes["n_tokens"].astype(np.float64), decodes["n_seqs"]
-    plain = dur[n == one]
-    if len(plain) >= PLAIN:
-        return float(np.median(plain))
-    if len(np.unique(n)) < 3:
-        return None
-    slope, start = np.polyfit(n, dur, 1)
-    ns = float(start + slope * np.median(one))
-    return ns if slope > 0 and ns > 0 else None
 
 
 PLAIN = 8
 """decodes without drafts that are enough for a median"""
 
 
-def speculation_reports(session: Session, steps: Table) -> Iterator[Report]:
+def _plain_step(
+    session: Session, decodes: Table, verifies: Table, probe: Probe | None
+) -> tuple[float | None, str]:
+    """The time of a decode with one token for each sequence, and by what: the median of those that
+    were; else the prediction from `probe` and the model's file, as much longer or shorter as the
+    verifying steps are than their own prediction; else where the line through times and numbers of
+    tokens has it. None if that is not known."""
+    dur = decodes["end"] - decodes["begin"]
+    n, one = decodes["n_tokens"].astype(np.float64), decodes["n_seqs"]
+    plain = dur[n == one]
+    if len(plain) >= PLAIN:
+        return float(np.median(plain)), f"by {len(plain):,} decodes without drafts in this log"
+    if probe is not None and (ns := _predicted_step(session, verifies, probe)) is not None:
+        return ns, "by the prediction of `instr predict`, scaled to the steps that verified drafts"
+    if len(np.unique(n)) < 3:
+        return None, ""
+    slope, start = np.polyfit(n, dur, 1)
+    ns = float(start + slope * np.median(one))
+    return (ns if slope > 0 and ns > 0 else None), "by the time of decodes of fewer tokens"
+
+
+def _predicted_step(session: Session, verifies: Table, probe: Probe) -> float | None:
+    """None if the model's file is gone or other, or the probe cannot predict it."""
+    from llamacpp_instr.prediction.steps import predict_shapes
+    from llamacpp_instr.recording.memory.plan import UbatchShape
+
+    context = session.contexts[int(verifies["ctx"][0])]
+    middle = {name: int(np.median(verifies[name])) for name in ("n_tokens", "n_seqs", "pos")}
+    shapes = [UbatchShape(middle[of], max(middle["pos"], 0)) for of in ("n_seqs", "n_tokens")]
+    try:
+        file = recorded_file(session, session.models[context.model])
+        decode, verify = predict_shapes(str(file.path), probe, context.n_threads, shapes)
+    except InstrError:
+        return None
+    return decode / verify * float(np.median(verifies["end"] - verifies["begin"]))
+
+
+def speculation_reports(
+    session: Session, steps: Table, probe: Probe | None = None
+) -> Iterator[Report]:
     """Drafted and accepted tokens by position; the notes have their time, and what the tokens would
     have taken without drafts. Nothing without drafts."""
-    of = compute_speculation(session, steps)
+    of = compute_speculation(session, steps, probe)
     if of is None:
         return
     rows: list[list[Cell]] = [
@@ -257,7 +291,7 @@ def speculation_reports(session: Session, steps: Table) -> Iterator[Report]:
         figures["tokens/s without drafts"] = (without, "per_second")
         notes.append(
             f"{shown(rate, 'per_second')} tokens/s in these steps; without drafts it would be"
-            f" about {shown(without, 'per_second')}, by the time of decodes of fewer tokens."
+            f" about {shown(without, 'per_second')}, {of.plain_by}."
         )
     columns = header(("id", "Position"), ("count", "drafted", "accepted"), ("share", "accepted %"))
     yield Report("Speculative decoding", columns, rows, notes, figures=figures)

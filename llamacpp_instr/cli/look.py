@@ -118,10 +118,12 @@ def requests(
     shown one after the other.
     """
     from llamacpp_instr.converters.analyses.clock import compute_requests
+    from llamacpp_instr.prediction.probe.file import known_probe
 
     output.check(*logs.names)
+    probe = known_probe()
     sessions = logs.sessions(computes=False)
-    found = [(session.path, compute_requests(session, top)) for session in sessions]
+    found = [(session.path, compute_requests(session, top, probe)) for session in sessions]
     output.write_several([(path, reports, reports[-1]) for path, reports in found])
 
 

@@ -96,6 +96,13 @@ def planned_steps(
     return found
 
 
+def predict_shapes(path: str, probe: Probe, threads: int, shapes: list[UbatchShape]) -> list[float]:
+    """The time of a step of each shape of the model at `path`, in ns. Raises like `planned_steps`,
+    and `UsageError` for a file that is no model or a probe without the times of kernels."""
+    steps = planned_steps(load_model_file(path), ContextOptions(), shapes)
+    return [step.predict(probe, threads).total()[0] for step in steps]
+
+
 def write_retyped(source: ModelFile, plan: QuantizationPlan, folder: Path) -> ModelFile:
     """The model that the plan describes; its files are in `folder`, named like the source's. The
     quantizer would write one file, and the same weights."""

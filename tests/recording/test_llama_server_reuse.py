@@ -8,11 +8,14 @@ import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import gguf
 import pytest
+from msgspec.structs import replace
 
 from llamacpp_instr.converters.analyses.serving import (
     CHANGED,
@@ -29,6 +32,7 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.requests import find_requests, left_requests, prompt_copies
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
+from llamacpp_instr.prediction.probe.file import read_probe
 from tests.conftest import read_events
 from tests.kit.llama_programs import Server, llama_server, programs
 
@@ -37,6 +41,7 @@ pytestmark = pytest.mark.native
 STORY = "Once upon a time there was a little fox who lived in a forest near the hill. " * 4
 OTHER = "The baker of the town had a blue hat, and he sold bread to the children every day. " * 4
 BATCH = ("-c", "1024", "-np", "2", "--cache-ram", "0")
+PROBE = "tests/fixtures/machine.json"
 DRAFT = ("--spec-type", "draft-simple", "--spec-draft-n-max", "4")
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -233,6 +238,39 @@ def test_drafts_belong_to_requests_and_are_those_of_the_server(
     assert found.drafted.sum() == sum(of["draft_n"] for of in timings.values())
     assert found.accepted.sum() == sum(of["draft_n_accepted"] for of in timings.values())
     assert found.draft_ns > 0
+
+
+def test_the_speed_without_drafts_is_predicted_if_all_decodes_have_some(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """A draft model that is the model itself: all steps that follow the prompt verify drafts. A
+    decode of one token takes less than one of several, but no less in proportion."""
+    log = tmp_path / "a.log"
+    options = ("-c", "1024", "-np", "1", "-md", str(demo_model), *DRAFT)
+    with llama_server(demo_model, log, *options) as server:
+        server.complete(STORY, 31)
+    session = load_session(log)
+    steps, _ = counted_steps(session)
+    without = compute_speculation(session, steps)
+    assert without is not None
+    assert "predict" not in without.plain_by
+    found = compute_speculation(session, steps, read_probe(PROBE))
+    assert found is not None
+    assert found.plain_by.startswith("by the prediction of `instr predict`")
+    verify = median(
+        end - begin
+        for begin, end, phase, n in steps.tuples("begin", "end", "phase", "n_tokens")
+        if phase == "decode" and n > 1
+    )
+    assert verify / 5 < (found.plain_ns or 0) < verify
+    other = copy(session)
+    other.models = {
+        key: replace(model, path=str(tmp_path / "gone.gguf"))
+        for key, model in session.models.items()
+    }
+    alone = compute_speculation(other, steps, read_probe(PROBE))
+    assert alone is not None
+    assert "predict" not in alone.plain_by
 
 
 def test_drafts_are_those_of_llama_speculative_simple(demo_model: Path, tmp_path: Path) -> None:
