@@ -227,6 +227,8 @@ class ContextMemory:
     """their numbers in the log"""
     rss: int = 0
     """peak resident bytes of the whole process; 0 if unknown"""
+    adapters: int = 0
+    """bytes of its LoRA adapters, which llama.cpp's breakdown lacks; each once"""
     room: int | None = None
     """bytes of memory into which it must fit; None for no verdict"""
     notes: list[str] = field(default_factory=list)
@@ -245,8 +247,12 @@ def recorded_memory(session: Session) -> dict[int, list[ContextMemory]]:
         context = session.contexts[ctx]
         tensors = session.tensors_of.get(context.model, [])
         first, last = (read_breakdown(context, events[i].buffers, tensors) for i in (0, -1))
-        key = last.settings, tuple(first.uses), tuple(last.uses)
-        memory = found[context.model].setdefault(key, ContextMemory(None, last, first, [], rss))
+        changes = (event.adapters for event in session.adapters if event.ctx == ctx)
+        used = {(of.file, of.name): of.bytes for change in changes for of in change}
+        adapters = sum(used.values())
+        key = last.settings, tuple(first.uses), tuple(last.uses), adapters
+        known = ContextMemory(None, last, first, [], rss, adapters)
+        memory = found[context.model].setdefault(key, known)
         memory.contexts.append(ctx)
     return {model: list(of_model.values()) for model, of_model in found.items()}
 
@@ -316,6 +322,9 @@ def memory_report(model: StoredModel, memory: ContextMemory) -> Report:
     rows.append(["total", None, None, None, *total, _difference(*total)])
     notes = [*_verdict(known, memory.room), _settings_note(known), *_mapping_notes(known)]
     notes += explain_difference(memory)
+    if memory.adapters:
+        size = shown(memory.adapters, "bytes")
+        notes.append(f"LoRA adapters had {size} more, which llama.cpp does not count.")
     if memory.rss:
         notes.append(
             f"The whole process had up to {shown(memory.rss, 'bytes')} resident. This includes "
@@ -332,6 +341,7 @@ def memory_report(model: StoredModel, memory: ContextMemory) -> Report:
         "stays in use": (known.n_bytes - _between(known), "bytes"),
         "memory to fit into": (memory.room, "bytes"),
         "resident": (memory.rss or None, "bytes"),
+        "adapters": (memory.adapters or None, "bytes"),
     }
     title = "Memory"
     if of_contexts := memory.contexts:

@@ -113,6 +113,23 @@ def test_promtool_finds_no_fault(watched: Watched) -> None:
     check_metrics(watched.text)
 
 
+def test_each_answer_to_one_prompt_is_in_the_metrics(demo_model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with (
+        llama_server(demo_model, log, "-c", "2048", "-np", "4") as server,
+        followed(log) as (session, _),
+    ):
+        server.complete("Once upon a time there was a cat", 8, n_cmpl=3)
+        wait_for(session, lambda of: sum(lane.over for lane in of.lanes) == 3)
+        samples = session.look(metrics_of)
+        found = dict(re.findall(r"^llamacpp:(\w+) (\S+)$", server.get("/metrics"), re.MULTILINE))
+    assert samples["requests_total",] == 3
+    assert count(samples, "gen_ai_server_request_duration_seconds") == 3
+    kinds = {key[2]: n for key, n in samples.items() if key[0] == "tokens_total"}
+    assert kinds["output"] == 24
+    assert kinds["input_computed"] == float(found["prompt_tokens_total"])
+
+
 def test_a_request_waits_until_the_only_slot_is_free(demo_model: Path, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     with (

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import llamacpp_instr
+from llamacpp_instr.converters.analyses.memory import StoredModel, memory_report, recorded_memory
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.session import load_session
@@ -229,6 +230,22 @@ def test_its_kernels_are_a_block_of_their_own(adapters: list[Path], tmp_path: Pa
     assert Counter(label for label, _ in added) == {"MUL_MAT f32": 2 * n, "SCALE": n, "ADD": n}
     file = {tensor.name for tensor in gguf.GGUFReader(adapters[0]).tensors}
     assert {weight for _, weight in added if weight} == file
+
+
+def test_the_memory_of_a_context_names_their_bytes(adapters: list[Path], tmp_path: Path) -> None:
+    """Each counts once, whatever its scales."""
+    recorded = llamacpp_instr.record(tmp_path / "a.log")
+    with loaded(*adapters) as (model, (one, two)), recorded, context(model) as ctx:
+        for of in ([(one, 0.5)], [(one, 1.0), (two, 1)], [(two, 1)]):
+            use(ctx, *of)
+            decode(ctx)
+    ((memory,),) = recorded_memory(load_session(tmp_path / "a.log")).values()
+    tensors = [tensor for path in adapters[:2] for tensor in gguf.GGUFReader(path).tensors]
+    assert memory.adapters == sum(int(tensor.n_bytes) for tensor in tensors) > 0
+    assert memory.measured is not None
+    report = memory_report(StoredModel("m", "", []), memory)
+    assert report.figures["adapters"] == (memory.adapters, "bytes")
+    assert any("LoRA adapters" in note for note in report.notes)
 
 
 def test_the_summary_names_it_and_its_share(adapters: list[Path], tmp_path: Path) -> None:
