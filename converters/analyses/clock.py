@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.analyses.serving import (
     Missed,
+    Predict,
     copies_report,
     cost_by_reason,
     missed_prompts,
@@ -38,7 +39,6 @@ from llamacpp_instr.log.requests import (
 from llamacpp_instr.log.session import Session, Table
 from llamacpp_instr.log.steps import DISTURBED, taken_in_all
 from llamacpp_instr.log.waits import Waits, waits_of
-from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
 Int64 = NDArray[np.int64]
@@ -245,9 +245,11 @@ def machine_notes(sides: Sequence[tuple[str, Sequence[Machine | None]]]) -> list
 # --- requests ---
 
 
-def compute_requests(session: Session, top: int = TOP, probe: Probe | None = None) -> list[Report]:
+def compute_requests(
+    session: Session, top: int = TOP, predict: Predict | None = None
+) -> list[Report]:
     """The latencies of a session's requests, and the `top` slowest with what they waited for.
-    `probe` is that of the machine, if it is known."""
+    `predict` has the speed without drafts that the log lacks."""
     steps, requests = find_requests(session)
     ended = session.log_end.notes()
     if not requests:
@@ -262,7 +264,7 @@ def compute_requests(session: Session, top: int = TOP, probe: Probe | None = Non
         *_over_time(requests),
         *reuse,
         *copies_report(prompt_copies(session)),
-        *speculation_reports(session, steps, probe),
+        *speculation_reports(session, steps, predict),
         _slowest(requests, waits, missed, top),
     ]
 

@@ -10,8 +10,9 @@ last, are the accepted ones. All times are in ns.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,6 @@ from llamacpp_instr.converters.analyses.memory import recorded_file
 from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.requests import Copied, Request
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
 Int64 = NDArray[np.int64]
@@ -151,6 +151,11 @@ def copies_report(copies: Sequence[Copied]) -> Iterator[Report]:
 # --- speculative decoding ---
 
 
+Predict = Callable[[Path, int, Sequence[tuple[int, int]]], Sequence[float]]
+"""predicts the time in ns of a step of a model file with so many threads, for each pair of tokens
+and of tokens before them. Raises InstrError if it cannot"""
+
+
 @dataclass(frozen=True)
 class Speculation:
     """What drafts of a session did."""
@@ -176,10 +181,9 @@ class Speculation:
 
 
 def compute_speculation(
-    session: Session, steps: Table, probe: Probe | None = None
+    session: Session, steps: Table, predict: Predict | None = None
 ) -> Speculation | None:
-    """What the drafts in `steps` did, which are those that count; None without drafts. `probe` is
-    that of the machine, if it is known."""
+    """What the drafts in `steps` did, which are those that count; None without drafts."""
     sequences = session.sequences
     row_of = {step: row for row, step in enumerate(steps["step"].tolist())}
     sampled: dict[tuple[int, int], int] = {}
@@ -200,7 +204,7 @@ def compute_speculation(
     verifies = np.unique(rows)
     ns_per_token = dur[rows] / np.maximum(steps["n_tokens"][rows], 1)
     decodes = steps.rows(steps["phase"] == "decode")
-    plain = _plain_step(session, decodes, steps.rows(verifies), probe)
+    plain = _plain_step(session, decodes, steps.rows(verifies), predict)
     return Speculation(
         drafted=(drafted[:, None] > at).sum(axis=0),
         accepted=(accepted[:, None] > at).sum(axis=0),
@@ -219,10 +223,10 @@ PLAIN = 8
 
 
 def _plain_step(
-    session: Session, decodes: Table, verifies: Table, probe: Probe | None
+    session: Session, decodes: Table, verifies: Table, predict: Predict | None
 ) -> tuple[float | None, str]:
     """The time of a decode with one token for each sequence, and by what: the median of those that
-    were; else the prediction from `probe` and the model's file, as much longer or shorter as the
+    were; else the prediction from the model's file, as much longer or shorter as the
     verifying steps are than their own prediction; else where the line through times and numbers of
     tokens has it. None if that is not known."""
     dur = decodes["end"] - decodes["begin"]
@@ -230,7 +234,7 @@ def _plain_step(
     plain = dur[n == one]
     if len(plain) >= PLAIN:
         return float(np.median(plain)), f"by {len(plain):,} decodes without drafts in this log"
-    if probe is not None and (ns := _predicted_step(session, verifies, probe)) is not None:
+    if predict is not None and (ns := _predicted_step(session, verifies, predict)) is not None:
         return ns, "by the prediction of `instr predict`, scaled to the steps that verified drafts"
     if len(np.unique(n)) < 3:
         return None, ""
@@ -239,28 +243,25 @@ def _plain_step(
     return (ns if slope > 0 and ns > 0 else None), "by the time of decodes of fewer tokens"
 
 
-def _predicted_step(session: Session, verifies: Table, probe: Probe) -> float | None:
-    """None if the model's file is gone or other, or the probe cannot predict it."""
-    from llamacpp_instr.prediction.steps import predict_shapes
-    from llamacpp_instr.recording.memory.plan import UbatchShape
-
+def _predicted_step(session: Session, verifies: Table, predict: Predict) -> float | None:
+    """None if the model's file is gone or other, or cannot be predicted."""
     context = session.contexts[int(verifies["ctx"][0])]
     middle = {name: int(np.median(verifies[name])) for name in ("n_tokens", "n_seqs", "pos")}
-    shapes = [UbatchShape(middle[of], max(middle["pos"], 0)) for of in ("n_seqs", "n_tokens")]
+    tokens = [(middle[of], max(middle["pos"], 0)) for of in ("n_seqs", "n_tokens")]
     try:
         file = recorded_file(session, session.models[context.model])
-        decode, verify = predict_shapes(str(file.path), probe, context.n_threads, shapes)
+        decode, verify = predict(file.path, context.n_threads, tokens)
     except InstrError:
         return None
     return decode / verify * float(np.median(verifies["end"] - verifies["begin"]))
 
 
 def speculation_reports(
-    session: Session, steps: Table, probe: Probe | None = None
+    session: Session, steps: Table, predict: Predict | None = None
 ) -> Iterator[Report]:
     """Drafted and accepted tokens by position; the notes have their time, and what the tokens would
     have taken without drafts. Nothing without drafts."""
-    of = compute_speculation(session, steps, probe)
+    of = compute_speculation(session, steps, predict)
     if of is None:
         return
     rows: list[list[Cell]] = [

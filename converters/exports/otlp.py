@@ -170,7 +170,7 @@ def _what(served: Served | None, model: str) -> Attributes:
 def _usage(request: Request) -> Attributes:
     """What the conventions have words for."""
     found: Attributes = {}
-    if request.ctx >= 0:  # else nobody counted its tokens
+    if request.ctx >= 0:  # else its tokens were not counted
         found = {
             "gen_ai.usage.input_tokens": request.prompt + request.reused,
             "gen_ai.usage.cache_read.input_tokens": request.reused,

@@ -121,9 +121,16 @@ def requests(
     from llamacpp_instr.prediction.probe.file import known_probe
 
     output.check(*logs.names)
-    probe = known_probe()
+    probe, predict = known_probe(), None
+    if probe is not None:
+
+        def predict(path: Path, threads: int, tokens: Any) -> list[float]:
+            from llamacpp_instr.prediction.steps import predict_tokens
+
+            return predict_tokens(path, threads, tokens, probe)
+
     sessions = logs.sessions(computes=False)
-    found = [(session.path, compute_requests(session, top, probe)) for session in sessions]
+    found = [(session.path, compute_requests(session, top, predict)) for session in sessions]
     output.write_several([(path, reports, reports[-1]) for path, reports in found])
 
 

@@ -96,9 +96,13 @@ def planned_steps(
     return found
 
 
-def predict_shapes(path: str, probe: Probe, threads: int, shapes: list[UbatchShape]) -> list[float]:
-    """The time of a step of each shape of the model at `path`, in ns. Raises like `planned_steps`,
-    and `UsageError` for a file that is no model or a probe without the times of kernels."""
+def predict_tokens(
+    path: Path, threads: int, tokens: Sequence[tuple[int, int]], probe: Probe
+) -> list[float]:
+    """The time in ns of a step of so many tokens after so many, for each pair, of the model at
+    `path`. Raises like `planned_steps`, and `UsageError` for a file that is no model or a probe
+    without the times of kernels."""
+    shapes = [UbatchShape(*of) for of in tokens]
     steps = planned_steps(load_model_file(path), ContextOptions(), shapes)
     return [step.predict(probe, threads).total()[0] for step in steps]
 

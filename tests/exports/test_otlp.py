@@ -390,7 +390,7 @@ def test_the_example_of_the_page_sends(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_request_that_left_the_queue_has_a_span(
     path: str, operation: str, tmp_path: Path
 ) -> None:
-    """Its client left before a slot took it: it only waited, and nobody counted its tokens."""
+    """Its client left before a slot took it: it only waited, and its tokens were not counted."""
     events = one_request()
     began = next(event.t for event in events if isinstance(event, s.Mark))
     data = {"mark": 4, "task": -1, "slot": -1, "cached": 0, "computed": 0, "generated": 0,

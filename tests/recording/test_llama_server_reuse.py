@@ -9,6 +9,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,6 +34,7 @@ from llamacpp_instr.log.requests import find_requests, left_requests, prompt_cop
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.prediction.probe.file import read_probe
+from llamacpp_instr.prediction.steps import predict_tokens
 from tests.conftest import read_events
 from tests.kit.llama_programs import Server, llama_server, programs
 
@@ -251,10 +253,11 @@ def test_the_speed_without_drafts_is_predicted_if_all_decodes_have_some(
         server.complete(STORY, 31)
     session = load_session(log)
     steps, _ = counted_steps(session)
+    predict = partial(predict_tokens, probe=read_probe(PROBE))
     without = compute_speculation(session, steps)
     assert without is not None
     assert "predict" not in without.plain_by
-    found = compute_speculation(session, steps, read_probe(PROBE))
+    found = compute_speculation(session, steps, predict)
     assert found is not None
     assert found.plain_by.startswith("by the prediction of `instr predict`")
     verify = median(
@@ -268,7 +271,7 @@ def test_the_speed_without_drafts_is_predicted_if_all_decodes_have_some(
         key: replace(model, path=str(tmp_path / "gone.gguf"))
         for key, model in session.models.items()
     }
-    alone = compute_speculation(other, steps, read_probe(PROBE))
+    alone = compute_speculation(other, steps, predict)
     assert alone is not None
     assert "predict" not in alone.plain_by
 
