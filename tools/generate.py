@@ -35,7 +35,7 @@ LOG_SCHEMA = "docs/reference/log.schema.json"
 TABLES = "docs/reference/tables.md"
 EXTRAS = "docs/reference/extras.md"
 EXAMPLES = ROOT / "tests/fixtures/every-event.log"
-MORE_EXAMPLES = EXAMPLES.with_name("experts.log")
+MORE_EXAMPLES = tuple(EXAMPLES.with_name(name) for name in ("experts.log", "devices.log"))
 """of a model with experts"""
 
 _TABLES = """\
@@ -72,7 +72,7 @@ def generate() -> dict[str, str]:
     """The generated files: path below the repository's root -> content."""
     return {
         HEADER: render_header(),
-        PAGE: log_format.render_page(EXAMPLES, MORE_EXAMPLES),
+        PAGE: log_format.render_page(EXAMPLES, *MORE_EXAMPLES),
         CLI_PAGE: cli_page.render_page(),
         LOG_SCHEMA: render_json_schema(),
         TABLES: render_tables(),

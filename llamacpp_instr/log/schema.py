@@ -620,12 +620,21 @@ class Layers(Event, kw_only=True):
 
 
 class Ops(Event, kw_only=True):
-    """The kernels of one graph compute on one thread, in the order of `plan`."""
+    """The kernels of one graph compute on one thread, or of one of its splits on a device that
+    computes behind the caller, in the order of `plan`.
+
+    Those of a device are on the clock of the log as its `device` event describes. They may come
+    after the end of their step, also in a later part of the log.
+    """
 
     compute: Ref
     plan: Ref
     thread: Count = 0
     """ggml's thread number; 0 is the caller"""
+    device: Name = ""
+    """the backend of the split; absent for the kernels of a thread"""
+    split: OptionalRef = -1
+    """with `device`: index into the graph's `splits`"""
     gap: list[Ns] | None = None
     """time before the kernel: the barrier after the previous one"""
     dur: list[Ns]
@@ -633,6 +642,22 @@ class Ops(Event, kw_only=True):
     """the part of `dur` spent in barriers (verbose)"""
     tail: Ns = 0
     """time after the last kernel: the barrier until all threads are done"""
+
+
+class Device(Event, kw_only=True):
+    """A device whose kernels are timed. It comes before its first `ops`, and again with a larger
+    `uncertainty`."""
+
+    name: Name
+    """of its backend, as in a graph's `splits`"""
+    description: Name
+    clock: Literal["calibrated", "bounded", "cupti"]
+    """how its clock is joined with the log's: by the driver's calibration, by the submission and
+    the end of the wait, or by CUPTI"""
+    tick: float
+    """ns of one tick of the device's clock"""
+    uncertainty: Ns
+    """by how much its times may be wrong on the log's clock"""
 
 
 class Splits(Event, kw_only=True):
@@ -728,7 +753,7 @@ class TensorStats(Event, kw_only=True):
 AnyEvent = (
     SessionStart | SessionEnd | Machine | Mark | Note | Message
     | Model | Tensor | Context | Memory | Adapters | Graph | Plan
-    | StepBegin | StepEnd | Compute | Experts | Layers | Ops | Splits | Sync | Kv | Token
+    | StepBegin | StepEnd | Compute | Experts | Layers | Device | Ops | Splits | Sync | Kv | Token
     | TensorStats
 )  # fmt: skip
 

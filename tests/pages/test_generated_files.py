@@ -77,7 +77,7 @@ def test_the_json_schema_accepts_the_lines_of_a_log(
 def test_the_json_schema_refuses_what_the_reader_refuses(
     json_schema: Draft202012Validator, event: type[schema.Event]
 ) -> None:
-    examples = (generate.EXAMPLES, generate.MORE_EXAMPLES)
+    examples = (generate.EXAMPLES, *generate.MORE_EXAMPLES)
     texts = [path.read_text(encoding="utf-8") for path in examples]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
     example = next(line for line in lines if line["event"] == schema.event_name(event))
@@ -89,7 +89,7 @@ def test_the_json_schema_refuses_what_the_reader_refuses(
 
 
 def test_the_examples_are_from_logs_that_are_right():
-    for path in (generate.EXAMPLES, generate.MORE_EXAMPLES):
+    for path in (generate.EXAMPLES, *generate.MORE_EXAMPLES):
         assert list(check_log(path)) == []
 
 
