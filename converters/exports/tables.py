@@ -36,10 +36,11 @@ from llamacpp_instr.converters.exports.table_columns import (
     shape_text,
     text,
 )
+from llamacpp_instr.log.parts import JoinedParts
 from llamacpp_instr.log.reader import LogEnd
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.runs import Run
-from llamacpp_instr.log.session import JoinedParts, Session, Table, load_parts, load_session
+from llamacpp_instr.log.session import Session, Table, load_parts, load_session
 from llamacpp_instr.log.steps import PHASES, disturbed_steps
 
 

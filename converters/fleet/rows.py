@@ -18,8 +18,9 @@ import numpy as np
 
 from llamacpp_instr.converters.exports.names import name_of
 from llamacpp_instr.converters.fleet.dataset import N_BUCKETS, Int64, bucket_of
+from llamacpp_instr.log.parts import JoinedParts
 from llamacpp_instr.log.requests import Request, find_requests
-from llamacpp_instr.log.session import JoinedParts, Session, load_parts
+from llamacpp_instr.log.session import Session, load_parts
 from llamacpp_instr.log.steps import Account, counted_steps
 
 PIECE = 1 << 13

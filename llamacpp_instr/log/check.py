@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log import resolve, schema
+from llamacpp_instr.log.devices import n_executed
 from llamacpp_instr.log.graph.kernels import runs
 from llamacpp_instr.log.reader import LogEnd, LogReader
 from llamacpp_instr.log.runs import find_runs
@@ -104,6 +105,8 @@ class _OfPlan(NamedTuple):
     """(layer, first kernel, one past the last) of each run of kernels of one layer"""
     missing: str
     """what a complete compute would also have computed"""
+    splits: frozenset[int]
+    """of which it has nodes"""
 
 
 @dataclass
@@ -119,7 +122,16 @@ class _OfCompute:
     layers: schema.Layers | None = None
     experts: bool = False
     threads: set[int] = field(default_factory=set)
-    splits: bool = False
+    own: frozenset[int] = frozenset()
+    """splits of which thread 0 ran kernels"""
+    given: set[int] = field(default_factory=set)
+    """splits whose kernels a device gave"""
+    begins: dict[int, int] = field(default_factory=dict)
+    """when each split was submitted or computed"""
+    ends: dict[int, int] = field(default_factory=dict)
+    """when the kernels of each split ended on a device, less the device's uncertainty"""
+    waited: int | None = None
+    """when the wait for all devices ended"""
 
 
 class _Checker:
@@ -140,6 +152,10 @@ class _Checker:
         self._of_step: WeakKeyDictionary[resolve.KnownStep, _OfStep] = WeakKeyDictionary()
         self._of_compute: WeakKeyDictionary[resolve.KnownCompute, _OfCompute] = WeakKeyDictionary()
         self._computed: WeakSet[resolve.KnownGraph] = WeakSet()
+        self._due: Counter[str] = Counter()
+        """by device: splits that it ran"""
+        self._given: Counter[str] = Counter()
+        """by device: splits whose kernels it gave"""
         # the method with the name of an event is its rule
         rules = {of: getattr(self, f"_{event_name(of)}", None) for of in schema.EVENTS}
         self._rules: dict[type[schema.Event], Callable[[Any], Iterator[str]] | None] = rules
@@ -148,6 +164,9 @@ class _Checker:
         """The errors of the event of `line`, by itself and given the events before it."""
         if self._end:
             yield f"comes after session_end (line {self._end[0]})"
+        if self._refs.is_of_earlier_part(event):
+            self._counts[event_name(event)] += 1
+            return
         event = self._refs.whole(event)
         problems = list(self._refs.problems(event))
         self._refs.take(line, event)
@@ -173,6 +192,11 @@ class _Checker:
             yield end.lines, f"session_end: `bytes` is {stated}, {seen} come before this line"
         for line, mark in self._refs.open_marks.values():
             yield line, f"mark: mark {mark.mark} (`{mark.name}`) is never ended"
+        if self._end[1].reason != "rotated" and not self._end[1].dropped_ops:
+            for device in self._refs.devices:
+                if (n := self._due[device] - self._given[device]) > 0:
+                    of = counted(self._due[device], "split")
+                    yield end.lines, f"{n} of {of} that {device} ran have no ops"
         for step in self._refs.open_steps.values():
             yield step.line, f"step_begin: step {step.event.step} is never ended"
 
@@ -241,14 +265,16 @@ class _Checker:
         for first in event.node:
             if not nodes.exec[first]:
                 yield f"node {first} has a kernel, by its graph none runs for it"
+        # the caller or a device runs all kernels of a split, or none
         missing = ""
-        # one split, on the CPU: the plan has the kernels of all nodes
-        if [split.backend for split in graph.splits] == ["CPU"]:
-            n_planned = sum(nodes.exec[node] for computed in event.kernels for node in computed)
-            n_exec = sum(nodes.exec)
-            missing = "" if n_planned == n_exec else f"{n_planned} nodes of {n_exec} to compute"
+        planned, needed = n_executed(graph, event), n_executed(graph)
+        for i, (n, of) in enumerate(zip(planned, needed, strict=True)):
+            if n != of and (n or (len(needed) == 1 and graph.splits[i].backend == "CPU")):
+                where = f" of split {i}" if len(needed) > 1 else ""
+                missing = missing or f"{n} nodes of {of} to compute{where}"
         layers = runs([nodes.layer[i] for i in event.node])
-        self._of_plan[self._refs.plan] = _OfPlan(layers, missing)
+        splits = frozenset(i for i, n in enumerate(planned) if n)
+        self._of_plan[self._refs.plan] = _OfPlan(layers, missing, splits)
 
     # --- steps ---
 
@@ -300,6 +326,8 @@ class _Checker:
             overlap = context.compute_end - event.t
             yield f"begins {overlap} ns before the context's previous compute ended"
         context.compute_end = _end(event)
+        if event.status == 0 and not self._perturbed:
+            self._due.update(graph.device_splits.values())
         known = self._refs.step
         if known is not None:
             if event.t < known.event.t:
@@ -362,28 +390,70 @@ class _Checker:
             yield "ops at level minimal"
         elif self._level == "detailed" and (event.thread or event.wait is not None):
             yield "another thread than 0, or waiting, at level detailed"
-        yield from self._measured(event)
         compute, of = self._measured_compute(), self._refs.compute.event
         plan = self._of_plan.get(self._refs.plan)
+        if not event.device:
+            yield from self._measured(event)
         # an aborted compute leaves kernels out; where values are read, so does a thread that has
         # no part in some of the pieces in which the graph is then computed
         if plan and plan.missing and of.status == 0 and not self._perturbed:
             yield f"plan {event.plan} has {plan.missing}"
+        if event.device:
+            yield from self._of_device(event, compute)
+            return
         if event.thread >= of.n_threads:
             yield f"thread {event.thread}, the compute has {of.n_threads}"
         if event.thread in compute.threads:
             yield f"thread {event.thread} of compute {event.compute} was given before"
         compute.threads.add(event.thread)
+        if event.thread == 0 and plan:
+            compute.own = plan.splits
         if event.thread == 0 and compute.layers and plan:
             yield from _layers_against_ops(compute.layers, event, plan.runs)
+
+    def _of_device(self, event: schema.Ops, compute: _OfCompute) -> Iterator[str]:
+        """Whether the kernels of a split lie between its submission and the end of the wait."""
+        of = f"split {event.split} of compute {event.compute}"
+        if event.split in compute.given:
+            yield f"{of} was given before"
+        elif event.split in compute.own:
+            yield f"thread 0 has kernels of {of}, too"
+        else:
+            self._given[event.device] += 1
+        compute.given.add(event.split)
+        if event.thread or event.tail or event.wait is not None:
+            yield "with `thread`, `wait` or `tail`, which belong to threads"
+        if (device := self._refs.devices.get(event.device)) is None:
+            yield f"device {event.device} was never described"
+            return
+        slack = device.uncertainty + COUNTER_SLACK
+        known = self._refs.compute.event
+        first = event.t + (event.gap[0] if event.gap else 0)
+        begin = compute.begins.get(event.split, known.t + known.start)
+        if first < begin - slack:
+            yield f"begins {begin - first} ns before {of} was submitted"
+        compute.ends[event.split] = event.t + sum(event.dur) + sum(event.gap or ()) - slack
+        yield from _waited(compute, {event.split}, event.compute)
 
     def _splits(self, event: schema.Splits) -> Iterator[str]:
         yield from _gap(event.gap)
         yield from self._measured(event)
         compute = self._measured_compute()
-        if compute.splits:
+        if compute.begins:
             yield f"the splits of compute {event.compute} were given before"
-        compute.splits = True
+        now = event.t
+        for split, gap, dur in zip(event.split, event.gap or repeat(0), event.dur, strict=False):
+            compute.begins[split] = now + gap
+            now += gap + dur
+
+    def _sync(self, event: schema.Sync) -> Iterator[str]:
+        """The first wait after a compute ends when devices have run all of it."""
+        for known in self._refs.behind.values():
+            compute = self._of_compute.setdefault(known, _OfCompute())
+            is_for_it = known.event.ctx == event.ctx and _end(known.event) <= event.t
+            if is_for_it and compute.waited is None:
+                compute.waited = event.t + event.dur
+                yield from _waited(compute, compute.ends, known.event.compute)
 
     # --- the rest ---
 
@@ -438,6 +508,12 @@ class _Checker:
 def _gap(gap: list[int] | None) -> Iterator[str]:
     if gap and gap[0] != 0:
         yield f"`gap[0]` is {gap[0]}: the first interval begins at `t`"
+
+
+def _waited(compute: _OfCompute, splits: Iterable[int], number: int) -> Iterator[str]:
+    for split in splits:
+        if compute.waited is not None and (late := compute.ends[split] - compute.waited) > 0:
+            yield f"the ops of split {split} of compute {number} end {late} ns after the wait"
 
 
 def _end(compute: schema.Compute) -> int:

@@ -23,6 +23,8 @@ from msgspec import structs
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.batches import Batches, Caches, Part
+from llamacpp_instr.log.columns import interval_problems, sequence_problems
+from llamacpp_instr.log.devices import RUNS_KEPT, device_ops_problems, device_splits
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.experts import Choice, Used, choices, experts_problems
 from llamacpp_instr.log.graph.kernels import (
@@ -75,8 +77,18 @@ class KnownGraph:
     @cached_property
     def choices(self) -> dict[int, Choice]:
         """The experts of its nodes; none if it has no nodes or is damaged."""
-        damaged = self.event.nodes is None or any(graph_problems(self.event))
-        return {} if damaged else choices(self.event)
+        return {} if self._is_damaged else choices(self.event)
+
+    @cached_property
+    def device_splits(self) -> dict[int, str]:
+        """The splits whose kernels a device may run behind the caller, with its name; none if the
+        graph has no nodes or is damaged."""
+        only_cpu = all(split.backend == "CPU" for split in self.event.splits)
+        return {} if only_cpu or self._is_damaged else device_splits(self.event)
+
+    @cached_property
+    def _is_damaged(self) -> bool:
+        return self.event.nodes is None or any(graph_problems(self.event))
 
 
 @dataclass(eq=False)
@@ -129,6 +141,10 @@ class KnownCompute:
     graph: KnownGraph
     ubatch: Ubatch | None
     """what is known of its masks and experts, None for nothing"""
+    step: KnownStep | None = None
+    """that it belongs to, also when that has ended"""
+    given: set[int] = field(default_factory=set)
+    """its splits whose `ops` a device has given"""
 
 
 Check: TypeAlias = Callable[[Any], Iterator[str]]
@@ -171,6 +187,11 @@ class Resolver:
         self.graphs: dict[int, KnownGraph] = {}
         self.plans: dict[int, KnownPlan] = {}
         self.computes: dict[int, KnownCompute] = {}
+        self.behind: dict[int, KnownCompute] = {}
+        """the latest computes with a part that a device may run behind the caller"""
+        self.devices: dict[str, schema.Device] = {}
+        """the latest event of each device, by name"""
+        self._first_compute: int | None = None
         self.open_steps: dict[int, KnownStep] = {}
         """begun and not ended"""
         self.open_marks: dict[int, tuple[int, schema.Mark]] = {}
@@ -197,11 +218,12 @@ class Resolver:
         line, event = next(events, (1, None))
         if not isinstance(event, schema.SessionStart):
             raise LogError("its session_start is damaged", reader.path, 1)
-        self.start = event
         self.take(line, event)
         self.latest = event.t
         yield line, event
         for line, given in events:
+            if self.is_of_earlier_part(given):
+                continue
             event = self.whole(given)
             problem = next(self.problems(event), None)
             if problem is None:
@@ -260,11 +282,19 @@ class Resolver:
         events can then be checked."""
         self._rules[type(event)][1](line, event)
 
+    def is_of_earlier_part(self, event: schema.Event) -> bool:
+        """Whether a device gives the kernels of a compute that an earlier part of the log has, and
+        that part is not read."""
+        if not isinstance(event, schema.Ops) or not event.device or self.start.part == 1:
+            return False
+        return self._first_compute is None or event.compute < self._first_compute
+
     def step_of(self, event: schema.Event) -> int:
         """The step that the latest event belongs to, -1 for none."""
         step: int | None = getattr(event, "step", None)
         if step is None:
-            compute = self.computes.get(getattr(event, "compute", -1))
+            number = getattr(event, "compute", -1)
+            compute = self.computes.get(number) or self.behind.get(number)
             step = compute.event.step if compute else -1
         return step
 
@@ -276,7 +306,7 @@ class Resolver:
 
     def _take_session_start(self, _line: int, event: schema.SessionStart) -> None:
         if self._begin is None:
-            self._begin = event.t
+            self._begin, self.start = event.t, event
 
     def _check_model(self, event: schema.Model) -> Iterator[str]:
         if event.model in self.models:
@@ -439,8 +469,14 @@ class Resolver:
         ubatch = None
         if self.masks:
             ubatch = context.caches.compute(event, self.step.event if self.step else None)
-        self.compute = self.computes[event.compute] = KnownCompute(event, graph, ubatch)
-        context.compute = self.compute
+        made = KnownCompute(event, graph, ubatch, self.step)
+        self.compute = context.compute = self.computes[event.compute] = made
+        if self._first_compute is None:
+            self._first_compute = event.compute
+        if graph.device_splits:
+            self.behind[event.compute] = made
+            if len(self.behind) > RUNS_KEPT:
+                del self.behind[next(iter(self.behind))]
         recent = graph.context.graphs
         recent[event.graph] = recent.pop(event.graph)
 
@@ -465,21 +501,33 @@ class Resolver:
 
     def _check_ops(self, event: schema.Ops) -> Iterator[str]:
         yield from interval_problems(event, gap=event.gap, wait=event.wait)
-        yield from self._known("compute", event.compute)
+        computes = self.behind if event.device else self.computes
+        compute, plan = computes.get(event.compute), self.plans.get(event.plan)
+        if compute is None:
+            yield self._missing("compute", event.compute)
         yield from self._known("plan", event.plan)
-        compute, plan = self.computes.get(event.compute), self.plans.get(event.plan)
         if plan is None:
             return
         if len(event.dur) != len(plan.event.node):
             yield f"{len(event.dur)} kernels, plan {event.plan} has {len(plan.event.node)}"
+        elif compute and event.device:
+            of = plan.event, plan.graph.event
+            yield from device_ops_problems(event, compute.graph.event, *of)
         elif compute and plan.graph is not compute.graph:
             other = compute.event.graph
             yield f"plan {event.plan} is of graph {plan.event.graph}, the compute of graph {other}"
 
     def _take_ops(self, line: int, event: schema.Ops) -> None:
-        self._take_layers(line, event)
+        if not event.device:
+            self._take_layers(line, event)
+        elif (compute := self.behind.get(event.compute)) is not None:
+            self.compute = compute
+            compute.given.add(event.split)
         if (plan := self.plans.get(event.plan)) is not None:
             self.plan = plan
+
+    def _take_device(self, _line: int, event: schema.Device) -> None:
+        self.devices[event.name] = event
 
     def _check_splits(self, event: schema.Splits) -> Iterator[str]:
         columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
@@ -569,32 +617,3 @@ _FORGOTTEN = {
     "plan": f"was given, but {_GRAPHS} other graphs were given or computed since",
     "compute": "is over",
 }
-
-
-def sequence_problems(event: schema.StepBegin) -> list[str]:
-    """Why the columns of a step's sequences are invalid, one message each."""
-    columns = {
-        "seq_pos": event.seq_pos or [],
-        "seq_tokens": event.seq_tokens,
-        "seq_outputs": event.seq_outputs,
-    }
-    return _of_other_length(columns, len(event.seq or []), "seq")
-
-
-def _of_other_length(columns: dict[str, list[int] | None], n: int, other: str) -> list[str]:
-    """Which columns do not have the length `n` of the `other`, one message each."""
-    return [
-        f"column `{name}` has {len(column)} entries, `{other}` has {n}"
-        for name, column in columns.items()
-        if column is not None and len(column) != n
-    ]
-
-
-def interval_problems(
-    event: schema.Layers | schema.Ops | schema.Splits, **columns: list[int] | None
-) -> list[str]:
-    """Why intervals are invalid, one message each; `columns` must be as long as `dur`."""
-    problems = _of_other_length(columns, len(event.dur), "dur")
-    if sum(event.dur) + sum(event.gap or ()) > schema.LATEST:
-        problems.append("an impossible time")
-    return problems

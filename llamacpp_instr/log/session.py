@@ -126,11 +126,15 @@ Matrix = NDArray[np.int32] | NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Timings:
-    """All computes of one plan on one thread, or all that have the same layers or splits."""
+    """All computes of one plan on one thread or device, or all with the same layers or splits."""
 
     thread: int
     plan: int
     """-1 for layers and splits"""
+    device: str
+    """that ran the kernels behind the caller; empty for a thread, layers and splits"""
+    submitted: tuple[int, ...]
+    """by split: 1 if its time ends with the submission to a device; empty for others"""
     label: Int64
     """of each column: layer, split, or the kernel's place in the plan"""
     place: Int64
@@ -205,11 +209,15 @@ class TimingsCollector:
     def add(self, event: Ops | Layers | Splits) -> None:
         """A whole event (`resolve`)."""
         thread, plan, wait, label = 0, -1, None, None
+        device = ""
+        submitted: tuple[int, ...] = ()
         if isinstance(event, Ops):
-            thread, plan, wait = event.thread, event.plan, event.wait
+            thread, plan, wait, device = event.thread, event.plan, event.wait, event.device
+        elif isinstance(event, Layers):
+            label = tuple(event.layer)
         else:
-            label = tuple(event.layer if isinstance(event, Layers) else event.split)
-        key = thread, plan, label, event.gap is None, wait is None
+            label, submitted = tuple(event.split), tuple(event.asynchronous)
+        key = thread, plan, device, submitted, label, event.gap is None, wait is None
         if (into := self._collected.get(key)) is None:
             kinds = zip(_OF_COMPUTES, "qqqiii", strict=True)
             into = self._collected[key] = {name: array(kind) for name, kind in kinds}
@@ -227,7 +235,7 @@ class TimingsCollector:
     def timings(self) -> list[Timings]:
         """What was collected, by plan in the order of the first computes. Add nothing after it."""
         found = []
-        for (thread, plan, label, *absent), into in self._collected.items():
+        for (thread, plan, device, given, label, *absent), into in self._collected.items():
             columns: dict[str, Any] = {
                 name: np.frombuffer(of, np.int32 if of.typecode == "i" else np.int64)
                 for name, of in into.items()
@@ -238,7 +246,7 @@ class TimingsCollector:
             labels = (
                 np.arange(columns["dur"].shape[1]) if label is None else np.array(label, np.int64)
             )
-            found.append(Timings(thread=thread, plan=plan, label=labels, **columns))
+            found.append(Timings(thread, plan, device, given, labels, **columns))
         return found
 
 
@@ -294,7 +302,12 @@ class Session:
     computes: Table
     """the keys of `compute`"""
     ops: list[Timings]
-    """kernels of thread 0, which takes part in each; of all threads if `every_thread` was set"""
+    """kernels of thread 0, which takes part in each of its own; of all threads if `every_thread`
+    was set"""
+    device_ops: list[Timings]
+    """kernels of devices that compute behind the caller"""
+    devices: dict[str, schema.Device]
+    """those whose kernels are timed, by name"""
     threads: Table
     """compute, thread, kernels: how many each thread had; and its `ThreadTimes` (verbose)"""
     layers: list[Timings]
@@ -313,6 +326,11 @@ class Session:
     ubatches: dict[int, Ubatch]
     """what is known of each compute"""
     _kernels: dict[int, Kernels] = field(default_factory=dict)
+
+    @property
+    def has_ops(self) -> bool:
+        """Whether any kernel is timed."""
+        return bool(self.ops or self.device_ops)
 
     @cached_property
     def tensors_of(self) -> dict[int, list[schema.Tensor]]:
@@ -376,8 +394,9 @@ def load_parts(
     everything else only what came after the previous part. It ends once it has `part_rows` events,
     ops and layer runs, and neither a step nor a warm-up is open: a step, its computes, their ops
     and the mark that excludes it are in the same part, but a wait for its result may come in the
-    next one (`JoinedParts`). All parts except the last look like logs that were not closed. Raises
-    like `load_session`.
+    next one (`parts.JoinedParts`). The kernels of devices may delay the end until the part has
+    twice as many rows; those that come still later are of no step. All parts except the last look
+    like logs that were not closed. Raises like `load_session`.
     """
     run = path if isinstance(path, Run) else Run((str(path),))
     reader = read_run(run, lenient, on_progress)
@@ -391,6 +410,7 @@ def load_parts(
             and type(event) is schema.StepBegin
             and len(refs.open_steps) == 1
             and all(mark.name != WARM_UP for _, mark in refs.open_marks.values())
+            and (loader.n_rows >= 2 * part_rows or not _is_due(refs))
         ):
             yield loader.session(reader.path, LogEnd("unclosed", line - 1, 0, 0), [])
             loader.begin_part()
@@ -401,35 +421,13 @@ def load_parts(
     yield loader.session(run.name, reader.end, list(refs.open_steps.values()))
 
 
-class JoinedParts:
-    """Keeps of the parts of a log what their steps need (about 230 bytes a step), for readers whose
-    memory does not grow with the kernels."""
-
-    def __init__(self) -> None:
-        self._tables: dict[str, list[Table]] = {
-            name: [] for name in ("steps", "sequences", "tokens", "marks", "machine", "syncs")
-        }
-        self._contexts: dict[int, schema.Context] = {}
-
-    def add(self, part: Session) -> None:
-        """The next part."""
-        self._part = part
-        self._contexts |= part.contexts
-        for name, tables in self._tables.items():
-            table = getattr(part, name)
-            if name == "tokens":  # without their texts
-                table = Table({key: table[key] for key in ("ctx", "seq", "step", "t", "dur")})
-            tables.append(table)
-
-    def session(self) -> Session:
-        """The last part with these tables, and the contexts, of the whole log. Call it once."""
-        joined: dict[str, Any] = {}
-        while self._tables:
-            name, tables = self._tables.popitem()
-            columns = {key: np.concatenate([of[key] for of in tables]) for key in tables[0].columns}
-            joined[name] = Table(columns)
-        joined["steps"] = with_result_times(joined["steps"], joined["syncs"])
-        return replace(self._part, contexts=self._contexts, **joined)
+def _is_due(refs: Resolver) -> bool:
+    """Whether kernels of a device are still to come, as far as is known."""
+    return any(
+        device in refs.devices and split not in of.given
+        for of in refs.behind.values()
+        for split, device in of.graph.device_splits.items()
+    )
 
 
 _STEP_BEGIN = ("step", "ctx", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
@@ -525,12 +523,16 @@ class _Loader:
     def session(self, path: str, log_end: LogEnd, open_steps: list[KnownStep]) -> Session:
         columns: dict[str, Any] = {name: of.table() for name, of in self.tables.items()}
         columns |= {name: of.timings() for name, of in self.timings.items()}
+        every = columns["ops"]
+        columns["ops"] = [of for of in every if not of.device]
+        columns["device_ops"] = [of for of in every if of.device]
         columns["experts"] = self.experts.uses()
         columns["steps"] = with_result_times(columns["steps"], columns["syncs"])
         return Session(
             path=path,
             start=self.refs.start,
             end=self.end,
+            devices=dict(self.refs.devices),
             log_end=log_end,
             open_steps=open_steps,
             **self.facts,
@@ -579,7 +581,7 @@ class _Loader:
         if event.wait is not None:
             times = thread_times(event, self.refs.plan)
             self.tables["threads"].add((event.compute, event.thread, len(event.dur), *times))
-        if event.thread == 0 or self.every_thread:
+        if event.device or event.thread == 0 or self.every_thread:
             self.timings["ops"].add(event)
 
     def _layers(self, event: schema.Layers) -> None:

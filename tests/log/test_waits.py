@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.log.resolve import Numbers, interval_problems, sequence_problems
+from llamacpp_instr.log.columns import interval_problems, sequence_problems
+from llamacpp_instr.log.numbers import Numbers
 from llamacpp_instr.log.runs import Run, find_runs
 from llamacpp_instr.log.schema import (
     CONTEXTS_KEPT,

@@ -1,0 +1,71 @@
+"""The splits of a graph and what ran in them: kernels of the caller, or of a device behind it.
+
+Invariant: what is timed follows from coverage alone. A split is timed if kernels of thread 0 or of
+its device compute all of its executed nodes, whatever its backend is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import accumulate
+
+from llamacpp_instr.log.schema import Graph, Ops, Plan
+
+RUNS_KEPT = 64
+"""the latest computes that `ops` of a device may name"""
+
+
+def n_executed(graph: Graph, plan: Plan | None = None) -> list[int]:
+    """By split: how many of its executed nodes kernels of `plan` compute, or all; the graph must
+    have its nodes."""
+    executed = graph.whole.exec
+    if plan is not None:
+        computed = [0] * graph.n_nodes
+        for kernel in plan.kernels:
+            computed[kernel.start : kernel.stop] = executed[kernel.start : kernel.stop]
+        executed = computed
+    before = [0, *accumulate(executed)]
+    return [before[split.end] - before[split.start] for split in graph.splits]
+
+
+def covered(graph: Graph, plan: Plan | None) -> frozenset[int]:
+    """The splits of the graph, which must have its nodes, of which kernels of `plan` compute all
+    executed nodes; those without any are covered by no kernel."""
+    needed = n_executed(graph)
+    there = n_executed(graph, plan) if plan else [0] * len(needed)
+    return frozenset(i for i, n in enumerate(needed) if there[i] == n)
+
+
+def backends_of(graph: Graph, splits: Collection[int]) -> list[str]:
+    """The backends of these splits, each once, in order."""
+    return list(dict.fromkeys(graph.splits[i].backend for i in sorted(splits)))
+
+
+def other_backends(graph: Graph) -> list[str]:
+    """The backends of a graph beside the CPU, in order."""
+    return [name for name in backends_of(graph, range(len(graph.splits))) if name != "CPU"]
+
+
+def device_splits(graph: Graph) -> dict[int, str]:
+    """The splits with kernels that a device may run behind the caller, with its name; the graph
+    must have its nodes."""
+    splits = zip(graph.splits, n_executed(graph), strict=True)
+    return {i: split.backend for i, (split, n) in enumerate(splits) if n and split.backend != "CPU"}
+
+
+def device_ops_problems(event: Ops, graph: Graph, plan: Plan, planned: Graph) -> Iterator[str]:
+    """Why the `ops` of a device do not fit their compute, whose graph is `graph`; that of `plan` is
+    `planned`, which a later part of the log repeats under another id. One message each."""
+    if event.split not in range(len(graph.splits)):
+        yield f"split {event.split}, the graph has {len(graph.splits)}"
+        return
+    split = graph.splits[event.split]
+    if split.backend != event.device:
+        yield f"of {event.device}, but split {event.split} is of {split.backend}"
+    if (planned.n_nodes, planned.splits) != (graph.n_nodes, graph.splits):
+        yield f"plan {event.plan} is of graph {plan.graph}, the compute of graph {graph.graph}"
+    for kernel in plan.kernels:
+        if not split.start <= kernel.start < kernel.stop <= split.end:
+            nodes = f"{split.start}..{split.end - 1}"
+            yield f"node {kernel.start}, split {event.split} has the nodes {nodes}"
+            return
