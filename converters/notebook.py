@@ -77,12 +77,12 @@ class LoadedLog:
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
-        """A row for each kernel, as long as thread 0 was in it, which takes part in each:
-        `tables.ops` of that thread, and the columns `request` and `sequence` of its step, which are
-        missing for a step of none or of several. The sum of `dur` is what the summary has of the
-        same steps."""
+        """A row for each kernel, as long as its device was in it, or thread 0, which takes part in
+        each other one: `tables.ops` of these, and the columns `request` and `sequence` of its step,
+        which are missing for a step of none or of several. The sum of `dur` is what the summary has
+        of the same steps."""
         ops = self.tables.ops
-        found: pd.DataFrame = ops[ops.thread == 0].reset_index(drop=True)
+        found: pd.DataFrame = ops[ops.thread <= 0].reset_index(drop=True)
         steps = self._session.steps
         keys: tuple[OfStep, ...] = ("request", "sequence")
         for key in keys:

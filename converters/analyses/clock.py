@@ -28,7 +28,6 @@ from llamacpp_instr.converters.analyses.serving import (
     speculation_reports,
 )
 from llamacpp_instr.converters.analyses.tables import header, without
-from llamacpp_instr.log.graph.kernels import untimed_backends
 from llamacpp_instr.log.requests import (
     Request,
     find_requests,
@@ -37,7 +36,13 @@ from llamacpp_instr.log.requests import (
     step_tokens,
 )
 from llamacpp_instr.log.session import Session, Table
-from llamacpp_instr.log.steps import DISTURBED, taken_in_all
+from llamacpp_instr.log.steps import (
+    DISTURBED,
+    ON_DEVICES,
+    Account,
+    taken_in_all,
+    untimed_splits,
+)
 from llamacpp_instr.log.waits import Waits, waits_of
 from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
@@ -155,11 +160,24 @@ def clock_sentences(report: Report, n_requests: int) -> list[list[Cell]]:
     return rows
 
 
-def untimed_note(session: Session) -> list[str]:
+def untimed_note(account: Account) -> list[str]:
     """A sentence for tables of kernels; none if all kernels are timed."""
-    found = {name for graph in session.graphs.values() for name in untimed_backends(graph)}
+    session = account.session
+    graph_of = dict(session.computes.tuples("compute", "graph"))
+    found = {
+        session.graphs[graph_of[compute]].splits[i].backend
+        for compute, splits in untimed_splits(session).items()
+        for i in splits
+        if compute in account.row
+    }
     names = ", ".join(sorted(found))
-    return [f"Kernels on {names} are not timed, so no row has them."] if found else []
+    if not found:
+        return []
+    if session.device_ops:
+        return [f"Ops on {names} are not timed, so no row has them."]
+    ns = sum(int(account.parts[part].sum()) for part in ON_DEVICES)
+    share = 100 * ns / max(int(account.total.sum()), 1)
+    return [f"{share:.0f} % of the time of the steps was on {names}, whose ops are not timed."]
 
 
 # --- the machine ---

@@ -19,7 +19,7 @@ from llamacpp_instr.converters.analyses.stats import compute_stats
 from llamacpp_instr.converters.analyses.step_times import facts
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tables import header
-from llamacpp_instr.converters.analyses.tree import NO_LAYER, build_tree
+from llamacpp_instr.converters.analyses.tree import NO_LAYER, build_tree, device_trees
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.log.steps import PHASES, counted_steps
@@ -144,9 +144,11 @@ def _trees(session: Session) -> Iterator[Section]:
     """Layer by op as a heat map, and the tree of the session."""
     time = build_tree(session)
     trees = [time]
-    if session.ops:
-        trees += [build_tree(session, "bytes"), build_tree(session, "flops")]
-        yield from _heat(time)
+    devices = device_trees(session)
+    if session.has_ops:
+        trees += [*devices, build_tree(session, "bytes"), build_tree(session, "flops")]
+        for tree in (time, *devices):
+            yield from _heat(tree)
     if time.root.amount > 0:
         notes = ["A box is as wide as its part. Click or press Enter to zoom, Escape to go back;"
                  " arrows move."]  # fmt: skip
@@ -166,7 +168,8 @@ def _heat(tree: Tree) -> Iterator[Section]:
     ordered = [*in_order[:MOST_LAYERS], NO_LAYER]
     total = {op: sum(of_op.values()) for op, of_op in amounts.items()}
     ops = sorted(amounts, key=lambda op: -total[op])
-    notes = ["Time of thread 0 in all phases; the last column is outside of layers."]
+    on = "" if tree.measure == "time" else f" on {tree.root.name}"
+    notes = [f"Time{on or ' of thread 0'} in all phases; the last column is outside of layers."]
     if len(ops) > MOST_ROWS:
         rest = sum(total[op] for op in ops[MOST_ROWS:]) / sum(total.values())
         others = counted(len(ops) - MOST_ROWS, "other op")
@@ -176,7 +179,7 @@ def _heat(tree: Tree) -> Iterator[Section]:
     ops = ops[:MOST_ROWS]
     table = np.array([[amounts[op].get(of, 0) for of in ordered] for op in ops], np.float64)
     names = ["none" if of == NO_LAYER else of.removeprefix("layer ") for of in ordered]
-    yield heat_map("Time by layer and op", ops, names, table, "ns", "layer", notes)
+    yield heat_map(f"Time{on} by layer and op", ops, names, table, "ns", "layer", notes)
 
 
 def _weights(session: Session) -> Iterator[Section]:

@@ -104,11 +104,14 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
     if not found:
         raise UsageError(f"{session.path}: no ops; record with --level detailed")
     points: list[Point] = []
-    reports = [_of_phase(phase, found[phase], points) for phase in PHASES if phase in found]
+    tables = sorted(found, key=lambda of: (of[0], PHASES.index(of[1])))
+    reports = [_of_phase(*of, found[of], points) for of in tables]
     reports[-1].notes.append(
         "More than 100 % of the memory: the data came from a cache that is smaller than what a"
         " compute reads."
     )
+    if devices := dict.fromkeys(device for device, _ in tables if device):
+        reports[-1].notes.append(f"The probe has no limits of {', '.join(devices)}.")
     if any(op.sums[3] for of_phase in found.values() for op in of_phase.values()):
         reports[-1].notes.append(BOUND)
     if note := busy_note(probe):
@@ -117,15 +120,21 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
     return reports, _chart(session, probe, points)
 
 
-def _of_phase(phase: str, ops: dict[str, _Op], points: list[Point]) -> Report:
-    """The table of a phase, the slowest op first; adds the slowest to `points`."""
+def _of_phase(device: str, phase: str, ops: dict[str, _Op], points: list[Point]) -> Report:
+    """The table of a phase on a device that runs behind the caller, or, without one, of the caller:
+    the slowest op first; adds the slowest to `points`."""
     total = sum(int(op.sums[0]) for op in ops.values())
     rows: list[list[Cell]] = []
     for title, op in sorted(ops.items(), key=lambda item: -item[1].sums[0]):
         ns, flops, moved, bound = op.sums.tolist()
-        flop_roof, byte_roof = (float(np.median(roof)) for roof in zip(*op.roofs, strict=True))
         n_flops, n_bytes = (rate_of(work, ns, bool(bound)) for work in (flops, moved))
         intensity = flops / moved if flops and moved else None
+        if device:
+            no_roofs: list[Cell] = [None] * 3
+            share_of = ns / total if total else None
+            rows.append([title, ns, share_of, n_flops, n_bytes, intensity, *no_roofs])
+            continue
+        flop_roof, byte_roof = (float(np.median(roof)) for roof in zip(*op.roofs, strict=True))
         by_memory = intensity is None or intensity * byte_roof < flop_roof
         attainable = None if intensity is None else min(flop_roof, intensity * byte_roof)
         share = (n_bytes or 0) / byte_roof if by_memory else (n_flops or 0) / flop_roof
@@ -140,15 +149,16 @@ def _of_phase(phase: str, ops: dict[str, _Op], points: list[Point]) -> Report:
         ("bytes_per_second", "bytes/s"), ("ratio", "FLOP/byte"), ("flop_per_second", "attainable"),
         ("fraction", "reached"), "limit",
     )  # fmt: skip
-    return Report(f"Under the roofs: {phase}", columns, rows)
+    where = f"On {device}" if device else "Under the roofs"
+    return Report(f"{where}: {phase}", columns, rows)
 
 
-def _ops(account: Account, probe: Probe) -> dict[str, dict[str, _Op]]:
-    """By phase and title."""
+def _ops(account: Account, probe: Probe) -> dict[tuple[str, str], dict[str, _Op]]:
+    """By device (empty for the caller) and phase, and by title."""
     session = account.session
     threads = dict(session.computes.tuples("compute", "n_threads"))
-    found: dict[str, dict[str, _Op]] = defaultdict(lambda: defaultdict(_Op))
-    for ops in account.ops:
+    found: dict[tuple[str, str], dict[str, _Op]] = defaultdict(lambda: defaultdict(_Op))
+    for ops in account.kernels:
         work, kernels = session.work(ops), _kernels(session, ops.plan)
         n_bytes = work.of_computes().bytes
         for phase, rows in account.by_phase(ops):
@@ -156,7 +166,9 @@ def _ops(account: Account, probe: Probe) -> dict[str, dict[str, _Op]]:
             ns = ops.dur[rows].sum(axis=0, dtype=np.int64)
             sums = np.stack([ns, total.flops, total.bytes, total.bound], axis=1)
             for (title, _, _), of_kernel in zip(kernels, sums, strict=True):
-                found[phase][title].sums += of_kernel
+                found[ops.device, phase][title].sums += of_kernel
+            if ops.device:
+                continue
             first = {title: (type_, tokens) for title, type_, tokens in reversed(kernels)}
             computes = zip(ops.compute[rows].tolist(), n_bytes[rows].tolist(), strict=True)
             for n, read in ((max(1, threads[compute]), read) for compute, read in computes):
@@ -165,7 +177,7 @@ def _ops(account: Account, probe: Probe) -> dict[str, dict[str, _Op]]:
                 for title, (type_, tokens) in first.items():
                     kernel = probe.kernel_of(type_, tokens, n) if type_ else None
                     flop_roof = kernel.flops_per_second if kernel else fastest
-                    found[phase][title].roofs.append((flop_roof, byte_roof))
+                    found["", phase][title].roofs.append((flop_roof, byte_roof))
     return found
 
 

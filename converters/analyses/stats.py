@@ -1,8 +1,9 @@
 """The statistics of a session: time, its spread and the rates, by one key or two.
 
-Invariant: clocks of different threads are never added. Times are those of thread 0, which takes
-part in every kernel; only the table of threads covers all threads. Notes name what is excluded. A
-value of a key is the same wherever it is used: as a row's name and in a filter.
+Invariant: clocks of different threads are never added. The time of a kernel is that of its device,
+or of thread 0, which takes part in every other one; only the table of threads covers all threads.
+Notes name what is excluded. A value of a key is the same wherever it is used: as a row's name and
+in a filter.
 
 The title of the table states what is counted, which depends on the keys: by phase, context and
 mark every step; by layer and block, also together with those, the total of the kernels in each
@@ -27,7 +28,7 @@ from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.analyses.clock import untimed_note
 from llamacpp_instr.converters.analyses.experts import experts_report
 from llamacpp_instr.converters.analyses.tables import grouped, header
-from llamacpp_instr.log.graph.kernels import Work, untimed_backends
+from llamacpp_instr.log.graph.kernels import Work, node_backends
 from llamacpp_instr.log.graph.ops import BLOCKS, VIEW_OPS
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.requests import find_requests
@@ -36,26 +37,29 @@ from llamacpp_instr.log.steps import (
     PHASES,
     Account,
     counted_steps,
+    untimed_splits,
 )
 from llamacpp_instr.model.file import role_of
 from llamacpp_instr.report.report import BOUND, Cell, Column, Report, Unit, rate_of, shown
 
-OfKernel = Literal["op", "layer", "block", "role", "tensor", "type"]
+OfKernel = Literal["op", "layer", "block", "role", "tensor", "type", "device"]
 OfStep = Literal["phase", "context", "sequence", "request", "mark"]
 By = Literal[OfKernel, OfStep, "thread", "expert"]
 Value: TypeAlias = "str | int"
 Key: TypeAlias = tuple[Value, ...]
 """of a group: the values of its keys"""
 
-OF_KERNEL: tuple[OfKernel, ...] = ("op", "layer", "block", "role", "tensor", "type")
+OF_KERNEL: tuple[OfKernel, ...] = ("op", "layer", "block", "role", "tensor", "type", "device")
 OF_STEP: tuple[OfStep, ...] = ("phase", "context", "sequence", "request", "mark")
 BYS: tuple[By, ...] = (*OF_KERNEL, *OF_STEP, "thread", "expert")
 IN_ORDER: tuple[By, ...] = ("layer", "phase", "context")
 """keys whose rows are in the order of their values, not of time"""
+BESIDE_CALLER = "Kernels of a device overlap what thread 0 does: their times add up to no clock."
 LEFT_OUT: Key = ()
 """the group of what a filter leaves out"""
 NO_WEIGHT = "(no weight)"
 NO_MARK = "(no mark)"
+NO_DEVICE = "(not known)"
 NONE_KNOWN, SEVERAL = "(none known)", "(several)"
 """sequence or request of a step: the log does not record it, or the step serves several"""
 
@@ -146,12 +150,12 @@ def compute_stats(
         return [report]
     if not of_kernels:
         report = _report(keys, "Steps", _by_step(account, keys, filters))
-    elif keys == ("layer",) and not session.ops:
+    elif keys == ("layer",) and not session.has_ops:
         report = _report(keys, "Computes", _by_layer_runs(account))
         notes.append("A layer's time is from its first kernel to its last.")
         if session.start.level == "minimal":
             notes.append("By op, block, role, tensor and type needs the level detailed.")
-    elif {"op", "role", "tensor", "type"}.isdisjoint(keys):
+    elif {"op", "role", "tensor", "type", "device"}.isdisjoint(keys):
         report = _report(keys, "Computes", _by_compute(account, keys, filters))
     else:
         report = _report(keys, "Kernels", _by_kernel(account, keys, filters))
@@ -161,7 +165,9 @@ def compute_stats(
     if not report.rows:
         report.notes.append("The log has nothing to count here.")
     if of_kernels:
-        notes += untimed_note(session)
+        notes += untimed_note(account)
+        if account.device_ops:
+            notes.append(BESIDE_CALLER)
     if len(threads.rows) > 1 and of_kernels:
         report.notes.append(
             "Times are those of thread 0, which takes part in every kernel;"
@@ -204,7 +210,12 @@ def recording_notes(session: Session) -> Iterator[str]:
 
 
 def op_table(account: Account) -> Report:
-    return _report(("op",), "Kernels", _by_kernel(account, ("op",), ()))
+    """By op, and by device if there were several."""
+    session = account.session
+    graphs = {session.plans[of.plan].graph for of in account.kernels}
+    backends = {split.backend for graph in graphs for split in session.graphs[graph].splits}
+    by: tuple[By, ...] = ("device", "op") if len(backends) > 1 else ("op",)
+    return _report(by, "Kernels", _by_kernel(account, by, ()))
 
 
 # --- the values of the keys ---
@@ -229,6 +240,9 @@ def kernel_values(session: Session, plan: int, key: By) -> Sequence[Value] | Non
         return layers
     if key == "op":
         return kernels.label
+    if key == "device":
+        backends = node_backends(session.graphs[session.plans[plan].graph])
+        return [backends[nodes[0]] or NO_DEVICE for nodes in kernels.nodes]
     return kernels.block if key == "block" else None
 
 
@@ -371,7 +385,7 @@ def _pieces(
     blocks: list[Key] = [(block,) for block in BLOCKS] if tuple(by) == ("block",) else []
     found: dict[Key, list[_Piece]] = {key: [] for key in blocks}
     of_steps = _needed_values(account, by, filters)
-    for ops in account.ops:
+    for ops in account.kernels:
         work = session.work(ops)
         rows_of: dict[Key, list[int]] = defaultdict(list)
         for row, step in enumerate(account.rows_of(ops).tolist()):
@@ -440,15 +454,15 @@ def _of_computes(computes: Int64, amounts: Sequence[Matrix]) -> Int64:
 
 def _by_step(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> Groups:
     """A sample for each step, with the time that its caller waited; its work is that of its ops, or
-    unknown if a step of its group had kernels on a device."""
+    unknown if a step of its group had kernels that are not timed."""
     session, steps = account.session, account.steps
     n_flops, n_bytes, bound, untimed = np.zeros((4, len(steps)), np.int64)
-    for of in account.ops:
+    for of in account.kernels:
         work, at = session.work(of).of_computes(), account.rows_of(of)
         np.add.at(n_flops, at, work.flops)
         np.add.at(n_bytes, at, work.bytes)
         np.add.at(bound, at, work.bound)
-        untimed[at] |= bool(untimed_backends(session.graphs[session.plans[of.plan].graph]))
+    untimed[[account.row[of] for of in untimed_splits(session) if of in account.row]] = 1
     values = _needed_values(account, by, filters)
     kept = [i for i in range(len(steps)) if all(of.accepts(values[of.key][i]) for of in filters)]
     for key, rows in grouped(kept, lambda row: tuple(values[key][row] for key in by)).items():

@@ -184,7 +184,7 @@ class StepTimes:
         """share of the process's time that a disturbed machine took"""
         self.phases = set(self.steps["phase"].tolist())
         self.account = Account(session, self.steps)
-        self.plans = list(dict.fromkeys(of.plan for of in self.account.ops))
+        self.plans = list(dict.fromkeys(of.plan for of in self.account.kernels))
         """the plans that ran in these steps, in order"""
 
     @property
@@ -233,8 +233,9 @@ class StepTimes:
         return float(np.median(rates)) * 1e9
 
     def by_unit(self, of_kernel: dict[int, Int64], n_units: int) -> Float64:
-        """ns of thread 0, (units, steps); `of_kernel` has the unit of each kernel of each plan."""
-        ops = self.account.ops
+        """ns of thread 0 and of devices, (units, steps); `of_kernel` has the unit of each kernel of
+        each plan."""
+        ops = self.account.kernels
         return self._added(ops, [of_kernel[of.plan] for of in ops], n_units)
 
     def by_layer(self) -> dict[Hashable, Float64]:
@@ -264,7 +265,7 @@ class StepTimes:
     def work_by_unit(self, work: Mapping[int, NDArray[np.number[Any]]], n_units: int) -> Float64:
         """The work of each step, (units, steps); `work` has one compute of each plan, by unit."""
         total: Float64 = np.zeros((n_units, len(self.steps)))
-        for ops in self.account.ops:
+        for ops in self.account.kernels:
             np.add.at(total.T, self.account.rows_of(ops), work[ops.plan])
         return total
 

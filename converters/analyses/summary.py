@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,10 +28,12 @@ from llamacpp_instr.converters.analyses.step_times import adapter_names
 from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.requests import step_tokens
+from llamacpp_instr.log.schema import Device
 from llamacpp_instr.log.session import WARM_UP, Session, Table
 from llamacpp_instr.log.steps import (
     BESIDE,
     LAYERS,
+    ON_DEVICES,
     Account,
     counted_steps,
     steps_inside,
@@ -61,6 +63,7 @@ def compute_summary(session: Session, probe: Probe | None = None) -> list[Report
         clock,
         _speed(account, notes),
         _time(account),
+        *_devices(account),
         _layers(account),
         _top_ops(account),
         _marks(session),
@@ -168,18 +171,72 @@ def _time(account: Account) -> Report:
     if not len(account.session.computes):
         return Report("Where the time went", [], [])
     spent = {phase: defaultdict(int, account.of_phase(phase)) for phase in account.phases}
-    for place, ns in account.by_place()[0].items():
-        if place.block:
-            spent[place.phase][place.block] += ns
-    order = [*BLOCKS, LAYERS, *BESIDE]
-    by_block = {what: {phase: of[what] for phase, of in spent.items()} for what in order}
-    rows = _phase_rows({of: ns for of, ns in by_block.items() if any(ns.values())}, account)
+    rows, by_block = _block_rows(account, spent, "", (LAYERS, *BESIDE))
     notes = ["The rest is inputs, readback and llama.cpp's own bookkeeping."]
     if any(by_block["between ops"].values()):
         notes.insert(0, "Between ops, thread 0 waits until the other threads have ended theirs.")
-    if not account.session.ops:
+    if any(any(by_block[part].values()) for part in ON_DEVICES):
+        notes.append(
+            "Submission: thread 0 gives a device its parts. Device waits: it copies their inputs,"
+            " and waits while the device computes."
+        )
+    if account.session.start.level == "minimal":
         notes.append("No ops were recorded: blocks need the level detailed.")
+    notes += untimed_note(account)
     return Report("Where the time went", _phase_columns("Block", account), rows, notes)
+
+
+def _block_rows(
+    account: Account, spent: dict[str, defaultdict[str, int]], device: str, others: Sequence[str]
+) -> tuple[list[list[Cell]], dict[str, dict[str, int]]]:
+    """A row for each block of a device's kernels, or thread 0's, and for the `others` in `spent`;
+    and the same by row and phase, also what took no time."""
+    for place, ns in account.by_place()[0].items():
+        if place.block and place.device == device:
+            spent[place.phase][place.block] += ns
+    order = [*BLOCKS, *others]
+    by_block = {what: {phase: of[what] for phase, of in spent.items()} for what in order}
+    rows = _phase_rows({of: ns for of, ns in by_block.items() if any(ns.values())}, account)
+    return rows, by_block
+
+
+def _devices(account: Account) -> Iterator[Report]:
+    """What devices ran behind thread 0, over the same time."""
+    rows: list[list[Cell]] = []
+    for device, of_steps in account.devices.items():
+        ops = [of for of in account.device_ops if of.device == device]
+        for phase in account.phases:
+            there = account.steps["phase"] == phase
+            n = sum(int(there[account.rows_of(of)].sum()) * of.dur.shape[1] for of in ops)
+            whole, ran, busy = (int(of[there].sum()) for of in (account.total, *of_steps))
+            if n:
+                rows.append([device, phase, n, ran, busy, busy / whole if whole else None])
+    columns = header(
+        "Device", "phase", ("count", "kernels"), ("ns", "execution", "busy"),
+        ("share", "of the steps' time"),
+    )  # fmt: skip
+    notes = [_clock_note(account.session.devices[name]) for name in account.devices]
+    if rows:
+        notes.insert(0, "Busy is the time in which a device ran at least one kernel; it overlaps"
+                        " the submission and the waits above.")  # fmt: skip
+    yield Report("Devices", columns, rows, notes, labels=2)
+    blocks: list[list[Cell]] = []
+    for device in account.devices:
+        spent: dict[str, defaultdict[str, int]] = {of: defaultdict(int) for of in account.phases}
+        blocks += [[device, *row] for row in _block_rows(account, spent, device, ())[0]]
+    columns = [*header("Device"), *_phase_columns("Block", account)]
+    about = ["Shares are of the time of the steps, of which thread 0 has the account above."]
+    yield Report("Where the time of devices went", columns, blocks, about * bool(blocks), labels=2)
+
+
+def _clock_note(device: Device) -> str:
+    how = {
+        "calibrated": "its driver relates its clock to the log's",
+        "bounded": "the submission and the wait bound its times",
+        "cupti": "CUPTI gives its times on the log's clock",
+    }
+    within = shown(device.uncertainty, "ns")
+    return f"{device.name} ({device.description}): {how[device.clock]}, within {within}."
 
 
 def _phase_columns(first: str | Column, account: Account) -> list[Column]:
@@ -224,22 +281,26 @@ def _layers(account: Account) -> Report:
 
 def _top_ops(account: Account) -> Report:
     table = op_table(account)
-    shown_keys = ("op", "count", "total", "share", "mean", "flop_per_s", "bytes_per_s")
+    of_device = ("device",) * (table.labels - 1)
+    shown_keys = (*of_device, "op", "count", "total", "share", "mean", "flop_per_s", "bytes_per_s")
     at = [table.keys().index(key) for key in shown_keys]
     rows = [[row[i] for i in at] for row in table.rows]
-    notes = [*table.notes, *(untimed_note(account.session) if rows else [])]
+    notes = [*table.notes, *(untimed_note(account) if rows else [])]
+    time = len(of_device) + 2
     figures: Figures = {"ops": (len(rows), "count")}
     if len(rows) > TOP_OPS:
-        ns = [int(row[2] or 0) for row in rows]
+        ns = [int(row[time] or 0) for row in rows]
         rest = sum(ns[TOP_OPS:]) / max(sum(ns), 1)
         figures["share of other ops"] = (rest, "fraction")
         others = counted(len(rows) - TOP_OPS, "other op")
         notes.append(f"Not shown: {others}, {100 * rest:.1f} % of the time.")
     columns = header(
-        "Op", ("count", "calls"), ("ns", "time"), ("share", "share"), ("ns", "each"),
+        *(name.capitalize() for name in of_device), "Op", ("count", "calls"), ("ns", "time"),
+        ("share", "share"), ("ns", "each"),
         ("flop_per_second", "FLOP/s"), ("bytes_per_second", "bytes/s"),
     )  # fmt: skip
-    return Report("Top ops", columns, rows[:TOP_OPS], notes, figures=figures)
+    labels = len(of_device) + 1
+    return Report("Top ops", columns, rows[:TOP_OPS], notes, figures=figures, labels=labels)
 
 
 def _marks(session: Session) -> Report:

@@ -1,7 +1,7 @@
 """Where the time, the bytes or the FLOPs of a session went: session, phase, layer, block, op.
 
 Invariant: the leaves add up to what `summary` and `stats` show of the same steps. Times are those
-of thread 0, which takes part in every kernel.
+of thread 0, which takes part in each of its kernels; a device has a tree of its own.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ def build_tree(session: Session, by: Measure = "time") -> Tree:
     amounts, bounded = account.by_place(by)
     root = Node("session")
     for phase in account.phases:
-        parts = _layer_nodes({place: n for place, n in amounts.items() if place.phase == phase})
+        parts = _layer_nodes({
+            place: n for place, n in amounts.items()
+            if place.phase == phase and not (place.device and by == "time")
+        })  # fmt: skip
         if by == "time":
             spent = account.of_phase(phase)
             parts += [Node(name, spent[name]) for name in BESIDE if spent.get(name)]
         root.children.append(Node(phase, children=parts))
-    if by == "time" and not session.ops:
+    if by == "time" and session.start.level == "minimal":
         notes.append("No ops were recorded: blocks and ops need the level detailed.")
     if by != "time":
         notes.append("Computed from the shapes of the kernels, not measured.")
@@ -57,11 +60,28 @@ def build_tree(session: Session, by: Measure = "time") -> Tree:
     return Tree(root, *MEASURES[by], levels=LEVELS, notes=notes)
 
 
+def device_trees(session: Session) -> list[Tree]:
+    """A tree for each device: the time of its kernels in the steps that count."""
+    account = Account(session, counted_steps(session)[0])
+    amounts = account.by_place()[0]
+    trees = []
+    for device in account.devices:
+        root = Node(device)
+        for phase in account.phases:
+            of = {p: ns for p, ns in amounts.items() if (p.phase, p.device) == (phase, device)}
+            if of:
+                root.children.append(Node(phase, children=_layer_nodes(of)))
+        notes = ["It ran while thread 0 submitted or waited: the clock is the other tree's."]
+        trees.append(Tree(root, f"time on {device}", "ns", levels=LEVELS, notes=notes))
+    return trees
+
+
 def _layer_nodes(amounts: dict[Place, int]) -> list[Node]:
     """A node for each layer; blocks and ops without a name have none."""
     layers: dict[int, dict[str, list[Node]]] = {}
-    for (_, layer, block, label), amount in amounts.items():
-        layers.setdefault(layer, {}).setdefault(block, []).append(Node(label, amount))
+    for place, amount in amounts.items():
+        blocks = layers.setdefault(place.layer, {})
+        blocks.setdefault(place.block, []).append(Node(place.op, amount))
     nodes = []
     for layer, blocks in sorted(layers.items(), key=lambda of: layer_order(of[0])):
         name = NO_LAYER if layer < 0 else f"layer {layer}"

@@ -21,7 +21,9 @@ from llamacpp_instr.log.session import Session, Timings
 Int64 = NDArray[np.int64]
 
 _KERNEL_NUMBERS = ("plan", "kernel", "node", "n_nodes", "layer")
-_KERNEL_WORDS = ("block", "op", "name", "label", "type", "shape", "weight", "weight_type")
+_KERNEL_WORDS = (
+    "device", "block", "op", "name", "label", "type", "shape", "weight", "weight_type",
+)  # fmt: skip
 NODE_COLUMNS = (
     "graph", "node", "name", "op", "layer", "block", "type", "shape", "bytes", "executed", "flops",
     "bytes_moved", "backend", "buffer", "weight", "weight_type", "params", "src",
@@ -145,7 +147,9 @@ class KernelRows:
         nodes = graph.whole
         n = len(plan.node)
         result = [of[-1] for of in kernels.nodes]
+        backends = node_backends(graph)
         columns: dict[str, Any] = {
+            "device": [backends[of[0]] for of in kernels.nodes],
             "block": kernels.block,
             "op": ["+".join(nodes.op[node] for node in of) for of in kernels.nodes],
             "name": [nodes.name[node] for node in result],

@@ -65,14 +65,16 @@ class Tables:
         steps and those of warm-up runs serve no request.
     layers: One row for each run of kernels of one layer, on thread 0: compute, step, phase, layer
         (-1: none), begin, dur [ns].
-    ops: One row for each kernel and thread that ran it: step (-1: none), phase, compute, ctx,
-        thread (ggml's; 0 is the caller), plan, kernel (its place in the plan), node (the first),
-        n_nodes (more than one when fused), layer (-1: none), block, op, name (of the result), label
-        (op and the weight's type), type and shape of the result, weight and weight_type (of the
-        first weight read), flops, bytes (moved), work_bound (both are upper bounds, because the log
-        does not record what an attention mask hid), begin, dur, wait [ns], gb_per_s [10^9 bytes/s]
-        and gflop_per_s [10^9/s]. flops and bytes are the kernel's, which its threads share: sum
-        them over `thread == 0`, the only rows with rates. wait is the part of dur inside barriers.
+    ops: One row for each kernel and thread or device that ran it: step (-1: none), phase, compute,
+        ctx, thread (ggml's; 0 is the caller, -1 a device that runs behind it), plan, kernel (its
+        place in the plan), node (the first), n_nodes (more than one when fused), layer (-1: none),
+        device (the backend), block, op, name (of the result), label (op and the weight's type),
+        type and shape of the result, weight and weight_type (of the first weight read), flops,
+        bytes (moved), work_bound (both are upper bounds, because the log does not record what an
+        attention mask hid), begin, dur, wait [ns], gb_per_s [10^9 bytes/s] and gflop_per_s
+        [10^9/s]. flops and bytes are the kernel's, which its threads share: sum them over
+        `thread <= 0`, the only rows with rates. wait is the part of dur inside barriers. The
+        kernels of devices overlap those of threads.
     nodes: One row for each node of each graph: graph, node, name (not unique), op, layer, block,
         type, shape, bytes (of the result), executed, flops, bytes_moved, backend, buffer, weight,
         weight_type, params (decoded), src (nodes; leaf n is -1-n). flops and bytes_moved of
@@ -287,14 +289,14 @@ class _Builder:
         }
 
     def _ops(self) -> dict[str, Any]:
-        rows = Rows(self._session.ops)
-        thread = rows.column([np.array(ops.thread) for ops in rows.timings])
+        rows = Rows([*self._session.ops, *self._session.device_ops])
+        thread = rows.column([np.array(-1 if of.device else of.thread) for of in rows.timings])
         graphs = [self._session.graphs[self._session.plans[of.plan].graph] for of in rows.timings]
         times = rows.times()
         works = [self._session.work(ops).cells() for ops in rows.timings]
         n_flops = rows.column([work.flops for work in works])
         n_bytes = rows.column([work.bytes for work in works])
-        caller = thread == 0
+        caller = thread <= 0
         return {
             **self._where(rows),
             "ctx": rows.column([np.array(graph.ctx) for graph in graphs]),

@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 
 from llamacpp_instr.log import schema
-from llamacpp_instr.log.graph.kernels import KernelWork, untimed_backends
+from llamacpp_instr.log.devices import covered
+from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.timeline import (
     Lanes,
     OpSlice,
@@ -316,8 +317,9 @@ class TracedLog:
         if ops.thread == 0:
             work = plan.timeline.kernels.work(known.ubatch)
             self.draw_ops(compute.ctx, ops, plan, work)
-            # part of the work may have run where no kernel is timed
-            if compute.dur and not untimed_backends(known.graph.event):
+            # a part of the work may have run elsewhere
+            graph = known.graph.event
+            if compute.dur and len(covered(graph, self.refs.plan.event)) == len(graph.splits):
                 amounts = {"GB/s": work.bytes, "GFLOP/s": work.flops}
                 # faster than `of.sum()`, which counts with so few kernels
                 sums = {unit: int(np.add.reduce(of)) for unit, of in amounts.items()}

@@ -50,7 +50,7 @@ def write_rows(path: Path, log: str, write: Write, lenient: bool) -> LogRows:
     for part in load_parts(path, lenient=lenient):
         joined.add(part)
         durations.add(part)
-        kernels += sum(of.dur.size for of in part.ops)
+        kernels += sum(of.dur.size for of in (*part.ops, *part.device_ops))
     session = joined.session()
     of_contexts = {
         ctx: {"log": log, "ctx": ctx, "model": name_of(session.models[context.model])}
@@ -109,7 +109,8 @@ def write_rows(path: Path, log: str, write: Write, lenient: bool) -> LogRows:
 
 
 class _Durations:
-    """Counts the durations of the kernels of thread 0 in steps that count, by bucket."""
+    """Counts the durations of the kernels of thread 0 and of devices in steps that count, by
+    bucket."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, str], dict[tuple[str, str], Int64]] = defaultdict(
@@ -119,7 +120,7 @@ class _Durations:
 
     def add(self, part: Session) -> None:
         account = Account(part, counted_steps(part)[0])
-        for ops in account.ops:
+        for ops in account.kernels:
             kernels = part.kernels(ops.plan)
             names = list(zip(kernels.label, kernels.block, strict=True))
             contexts, buckets = account.steps["ctx"][account.rows_of(ops)], bucket_of(ops.dur)

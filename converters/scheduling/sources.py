@@ -30,7 +30,8 @@ from llamacpp_instr.converters.scheduling.tasks import (
     several_tokens,
 )
 from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, timed_graph
-from llamacpp_instr.log.graph.kernels import KernelWork, plan_kernels, untimed_backends
+from llamacpp_instr.log.devices import covered, other_backends
+from llamacpp_instr.log.graph.kernels import KernelWork, plan_kernels
 from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.log.session import Session, Timings
 from llamacpp_instr.log.steps import PHASES, counted_steps
@@ -85,10 +86,10 @@ def recorded_graph(
     timed = max(groups.values(), key=lambda of: sum(map(len, of)))
     plan = session.plans[max(timed, key=lambda of: of.place[-1]).plan]
     graph = session.graphs[plan.graph]
-    if untimed := untimed_backends(graph):
+    if len(covered(graph, plan)) < len(graph.splits):
         raise UsageError(
-            f"{session.path}: {', '.join(untimed)} ran part of the graph, and only kernels of the"
-            " CPU are timed; record on the CPU"
+            f"{session.path}: {', '.join(other_backends(graph))} ran part of the graph, and only"
+            " what the threads ran is scheduled; record on the CPU"
         )
     durations = np.concatenate([ops.dur for ops in timed])
     low, middle, high = np.percentile(durations, [25, 50, 75], axis=0).round().astype(np.int64)

@@ -3,7 +3,9 @@ time went: every nanosecond of every step, once.
 
 Invariant: the notes name everything that is excluded, in complete sentences. The parts of a step
 add up to the time that its caller saw, from its start until its result was there. Kernels count as
-long as thread 0, which takes part in each, was in them.
+long as thread 0, which takes part in each, was in them. What a device runs behind the caller
+overlaps what the caller does meanwhile, so it is an account of its own: the caller's has the
+submission and the wait, never the execution.
 
 Also what other processes took from steps: a thread that is ready to run and gets no CPU has been
 displaced: by another process, or by a thread of its own, for example when two of them begin on one
@@ -25,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.log.graph.kernels import untimed_backends
+from llamacpp_instr.log.devices import covered, n_executed
 from llamacpp_instr.log.schema import CONTEXTS_KEPT, Machine, Sync
 from llamacpp_instr.log.session import (
     WAITED,
@@ -179,10 +181,13 @@ class LatestSteps(Generic[Step]):
 Measure = Literal["time", "bytes", "flops"]
 KERNELS, LAYERS = "kernels", "layers"
 BESIDE = (
-    "compute", "between ops", "between layers", "KV slots", "graph build", "the device",
-    "the recorder", "the rest",
+    "compute", "between ops", "between layers", "KV slots", "graph build", "submission",
+    "device waits", "the device", "the recorder", "the rest",
 )  # fmt: skip
 """what a step does beside its kernels; beside its layers, if the log has no kernels"""
+ON_DEVICES = ("submission", "device waits", "the device")
+"""of BESIDE: giving parts to devices; copying their inputs and waiting for them; and parts that end
+with their computation and whose kernels thread 0 did not run"""
 
 
 class Place(NamedTuple):
@@ -193,6 +198,8 @@ class Place(NamedTuple):
     block: str
     op: str
     """as `stats` calls it, and the role of the weight that it reads: `MUL_MAT q4_K ffn_down`"""
+    device: str = ""
+    """that ran it behind the caller"""
 
 
 class Account:
@@ -206,6 +213,8 @@ class Account:
         self.phases = [phase for phase in PHASES if (steps["phase"] == phase).any()]
         self.ops = self._of_steps(of for of in session.ops if of.thread == 0)
         """the kernels of thread 0 in `steps`"""
+        self.device_ops = self._of_steps(session.device_ops)
+        """those of devices"""
         self.layers = self._of_steps(session.layers)
 
     def _of_steps(self, timings: Iterable[Timings]) -> list[Timings]:
@@ -217,6 +226,36 @@ class Account:
         """The row in `steps` of each compute; -1 for one that is in none."""
         return np.array([self.row.get(of, -1) for of in timings.compute.tolist()], np.int64)
 
+    @property
+    def kernels(self) -> list[Timings]:
+        """The kernels in `steps`, wherever they ran. Those of a device overlap the caller's."""
+        return [*self.ops, *self.device_ops]
+
+    @cached_property
+    def devices(self) -> dict[str, tuple[Int64, Int64]]:
+        """By device, for each step: the ns of its kernels, and the ns in which it ran at least one
+        of them. They differ where kernels overlap."""
+        found: dict[str, tuple[Int64, Int64]] = {}
+        for device in dict.fromkeys(of.device for of in self.device_ops):
+            ops = [of for of in self.device_ops if of.device == device]
+            rows = np.concatenate([np.repeat(self.rows_of(of), of.dur.shape[1]) for of in ops])
+            begin, end = (
+                np.concatenate([getattr(of, name).ravel() for of in ops])
+                for name in ("begin", "end")
+            )
+            order = np.lexsort((begin, rows))
+            rows, begin, end = rows[order], begin[order], end[order]
+            ran, busy = np.zeros((2, len(self.steps)), np.int64)
+            np.add.at(ran, rows, end - begin)
+            # each step on a stretch of time of its own, so that one scan finds all overlaps
+            begin, end = (t - self.steps["begin"][rows] for t in (begin, end))
+            away = rows * (int(end.max()) - int(begin.min()) + 1)
+            reach = np.maximum.accumulate(end + away)
+            before = np.concatenate([[np.iinfo(np.int64).min], reach[:-1]])
+            np.add.at(busy, rows, np.maximum(reach - np.maximum(begin + away, before), 0))
+            found[device] = ran, busy
+        return found
+
     @cached_property
     def total(self) -> Int64:
         """The time of each step as its caller saw it, ns."""
@@ -227,7 +266,7 @@ class Account:
     def parts(self) -> dict[str, Int64]:
         """ns of each step in its `kernels` (or `layers`), and in each part of BESIDE."""
         session, steps = self.session, self.steps
-        layers_alone = bool(session.layers) and not session.ops
+        layers_alone = bool(session.layers) and not session.has_ops
         timed = self.layers if layers_alone else self.ops
         computes = session.computes.rows(np.isin(session.computes["step"], steps["step"]))
         numbers = computes["compute"].tolist()
@@ -240,8 +279,9 @@ class Account:
             is_timed[these] = True
         # layers last from their first kernel to their last, with what a device did between
         elsewhere = {} if layers_alone else device_times(session)
-        on_device = np.array([elsewhere.get(of, 0) for of in numbers], np.int64)
-        beside = computes["dur"] - inside - on_device
+        none = (0, 0, 0)
+        away = np.array([elsewhere.get(of, none) for of in numbers], np.int64).reshape(-1, 3)
+        beside = computes["dur"] - inside - away.sum(axis=1)
 
         def of_step(ns: Int64) -> Int64:
             total = np.zeros(len(steps), np.int64)
@@ -256,7 +296,9 @@ class Account:
             ),
             "KV slots": of_step(computes["apply"]),
             "graph build": of_step(computes["build"] + computes["alloc"]),
-            "the device": of_step(on_device) + steps["end"] - steps["returned"],
+            "submission": of_step(away[:, 0]),
+            "device waits": of_step(away[:, 1]) + steps["end"] - steps["returned"],
+            "the device": of_step(away[:, 2]),
             "the recorder": steps["recorder"],
         }
         return amounts | {"the rest": self.total - sum(amounts.values())}
@@ -268,12 +310,12 @@ class Account:
 
     def by_place(self, by: Measure = "time") -> tuple[dict[Place, int], bool]:
         """The amount of each place (of layers, if the log has no kernels), and if it is a bound."""
-        if by == "time" and not self.session.ops:
+        if by == "time" and not self.session.has_ops:
             layers = self.by_layer.items()
             return {Place(phase, layer, "", ""): ns for (phase, layer), ns in layers}, False
         bounded = False
         amounts: dict[Place, int] = defaultdict(int)
-        for ops in self.ops:
+        for ops in self.kernels:
             places = self._places(ops.plan)
             work = None if by == "time" else self.session.work(ops)
             for phase, rows in self.by_phase(ops):
@@ -284,7 +326,7 @@ class Account:
                     column = total.bytes if by == "bytes" else total.flops
                     bounded |= bool(total.bound.any())
                 for place, amount in zip(places, column.tolist(), strict=True):
-                    amounts[Place(phase, *place)] += amount
+                    amounts[Place(phase, *place, ops.device)] += amount
         return amounts, bounded
 
     @cached_property
@@ -314,21 +356,61 @@ class Account:
         return list(zip(kernels.layer.tolist(), kernels.block, names, strict=True))
 
 
-def device_times(session: Session) -> dict[int, int]:
-    """By compute with parts on a device: the ns in which thread 0 copied inputs for a part, waited
-    for the part before it, or was in one that is not the CPU's. Then it ran no kernel."""
-    graph_of = dict(session.computes.tuples("compute", "graph"))
-    found: dict[int, int] = {}
+def device_times(session: Session) -> dict[int, tuple[int, int, int]]:
+    """By compute with a part that thread 0 did not compute: its ns in each of ON_DEVICES. Then it
+    ran no kernel."""
+    graph_of, plan_of = _graphs_and_plans(session)
+    found: dict[int, tuple[int, int, int]] = {}
     for splits in session.splits:
-        gaps = 0 if splits.gap is None else splits.gap.sum(axis=1, dtype=np.int64)
-        by_graph: dict[int, list[int]] = defaultdict(list)
+        no_gaps = np.zeros(len(splits), np.int64)
+        gaps = no_gaps if splits.gap is None else splits.gap.sum(axis=1, dtype=np.int64)
+        by_plan: dict[tuple[int, int], list[int]] = defaultdict(list)
         for row, compute in enumerate(splits.compute.tolist()):
-            by_graph[graph_of[compute]].append(row)
-        for number, rows in by_graph.items():
-            graph = session.graphs[number]
-            if untimed_backends(graph):
-                backends = [graph.splits[i].backend for i in splits.label.tolist()]
-                elsewhere = np.array([backend != "CPU" for backend in backends], np.bool_)
-                ns = gaps + splits.dur[:, elsewhere].sum(axis=1, dtype=np.int64)
-                found.update(zip(splits.compute[rows].tolist(), ns[rows].tolist(), strict=True))
+            by_plan[graph_of[compute], plan_of.get(compute, -1)].append(row)
+        for (number, plan), rows in by_plan.items():
+            graph, nodes = session.graphs[number], session.plans.get(plan)
+            own = n_executed(graph, nodes) if nodes else [0] * len(graph.splits)
+            away = np.array(
+                [graph.splits[i].backend != "CPU" and not own[i] for i in splits.label.tolist()]
+            )
+            if away.any():
+                submitted = np.array(splits.submitted, np.bool_)
+                given, computed = (
+                    splits.dur[:, away & of].sum(axis=1, dtype=np.int64)
+                    for of in (submitted, ~submitted)
+                )
+                ns = zip(*(of[rows].tolist() for of in (given, gaps, computed)), strict=True)
+                found.update(zip(splits.compute[rows].tolist(), ns, strict=True))
     return found
+
+
+def untimed_splits(session: Session) -> dict[int, frozenset[int]]:
+    """By compute with executed nodes that no kernel of the log computes: the splits of these.
+    Nothing of a log without nodes, and nothing of the CPU's: an interrupted compute lacks those."""
+    graph_of, plan_of = _graphs_and_plans(session)
+    of_device: dict[int, frozenset[int]] = defaultdict(frozenset)
+    for ops in session.device_ops:
+        plan = session.plans[ops.plan]
+        splits = covered(session.graphs[plan.graph], plan)
+        for compute in ops.compute.tolist():
+            of_device[compute] |= splits
+    by_plan: dict[tuple[int, int], frozenset[int]] = {}
+    found = {}
+    for compute, number in graph_of.items():
+        key = number, plan_of.get(compute, -1)
+        if key not in by_plan:
+            graph = session.graphs[number]
+            others = {i for i, of in enumerate(graph.splits) if of.backend != "CPU"}
+            lacking = others if graph.nodes else set()
+            if lacking:
+                lacking -= covered(graph, session.plans.get(key[1]))
+            by_plan[key] = frozenset(lacking)
+        if untimed := by_plan[key] - of_device[compute]:
+            found[compute] = untimed
+    return found
+
+
+def _graphs_and_plans(session: Session) -> tuple[dict[int, int], dict[int, int]]:
+    """By compute: its graph, and the plan of thread 0."""
+    plans = {n: of.plan for of in session.ops if of.thread == 0 for n in of.compute.tolist()}
+    return dict(session.computes.tuples("compute", "graph")), plans

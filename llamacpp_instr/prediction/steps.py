@@ -18,8 +18,9 @@ from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions, parse_file_type
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
+from llamacpp_instr.log.devices import other_backends
 from llamacpp_instr.log.graph.attention import Ubatch
-from llamacpp_instr.log.graph.kernels import cpu_plan, untimed_backends
+from llamacpp_instr.log.graph.kernels import cpu_plan
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.model.file import ModelFile, load_model_file
@@ -88,7 +89,7 @@ def planned_steps(
     `dry_graphs`, and `UsageError` for a graph that does not run on the CPU alone."""
     found = []
     for shape, graph in zip(shapes, dry_graphs(model, options, shapes), strict=True):
-        if others := untimed_backends(graph):
+        if others := other_backends(graph):
             raise UsageError(
                 f"{model.path}: parts would run on {', '.join(others)}; only the CPU is predicted"
             )

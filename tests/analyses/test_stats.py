@@ -28,6 +28,7 @@ from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import BOUND, AtMost, arrange
 from tests.conftest import Instr, assert_refused
 from tests.kit import experts_log
+from tests.kit.device_log import with_devices
 from tests.kit.in_process import printed, told
 from tests.kit.made_log import make_log
 from tests.kit.reports import column, session_of
@@ -174,11 +175,8 @@ def test_steps_with_work_that_is_not_known(tmp_path):
         for event in events:
             if isinstance(event, s.StepBegin):
                 event.seq = event.seq_pos = event.seq_tokens = None
-            elif isinstance(event, s.Graph) and device:
-                event.splits = [
-                    s.Split(start=0, end=4, backend="CPU"),
-                    s.Split(start=4, end=event.n_nodes, backend="Vulkan0"),
-                ]
+        if device:
+            events = with_devices(events, Random(1), timed=False)
         report = compute_stats(session_of(tmp_path / f"{device}.log", events), "phase")[0]
         for row in report.rows:
             assert row[8] is None if device else isinstance(row[8], AtMost)

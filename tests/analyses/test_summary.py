@@ -363,7 +363,7 @@ def test_a_step_ends_when_its_result_is_there(tmp_path):
     }
     assert long
     time = sections(tmp_path, events)["Where the time went"]
-    device = next(row for row in time.rows if row[0] == "the device")
+    device = next(row for row in time.rows if row[0] == "device waits")
     assert sum(ns for ns in device[1::2] if isinstance(ns, int)) == sum(long.values())
 
 

@@ -213,7 +213,8 @@ def test_a_level_has_what_it_records(tmp_path):
 
 def test_words_are_categories_and_numbers_are_numbers():
     ops = load_tables(RECORDED).ops
-    words = ["phase", "block", "op", "name", "label", "type", "shape", "weight", "weight_type"]
+    words = ["phase", "device", "block", "op", "name", "label", "type", "shape", "weight",
+             "weight_type"]  # fmt: skip
     for name in ops.columns:
         assert isinstance(ops[name].dtype, pd.CategoricalDtype) == (name in words), name
     assert ops.begin.dtype == ops.dur.dtype == np.int64

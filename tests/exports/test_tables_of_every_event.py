@@ -86,7 +86,7 @@ def test_layers_and_ops_have_the_times_of_their_kernels() -> None:
         where | {"layer": 0, "begin": T + 5_051_150, "dur": 25_350},
     ]
     shared = where | {"ctx": 0, "thread": 0, "plan": 0, "type": "f32", "shape": "256",
-                      "work_bound": False}  # fmt: skip
+                      "work_bound": False, "device": "CPU"}  # fmt: skip
     n = 2 * 256 * 256
     assert records(tables().ops) == [
         shared

@@ -20,6 +20,7 @@ MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 REPORTS = {
     "summary": f"summary {LOG}",
     "summary of llama-bench": f"summary {TESTS / 'fixtures' / 'llama-bench.log.gz'}",
+    "summary with a device": f"summary {TESTS / 'fixtures' / 'devices.log'}",
     "stats": f"stats {LOG} --by layer,op",
     "experts": f"stats {TESTS / 'fixtures' / 'experts.log'} --by expert",
     "experts of a layer": f"stats {TESTS / 'fixtures' / 'experts.log'} --by expert --layers 0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from random import Random
 
@@ -9,60 +10,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses.probe import roofline
 from llamacpp_instr.converters.analyses.stats import OF_KERNEL, OF_STEP, compute_stats
 from llamacpp_instr.converters.analyses.step_times import StepTimes
 from llamacpp_instr.converters.analyses.summary import compute_summary
-from llamacpp_instr.converters.analyses.tree import build_tree
+from llamacpp_instr.converters.analyses.tree import build_tree, device_trees
 from llamacpp_instr.converters.exports.tables import tables_of
 from llamacpp_instr.converters.fleet.rows import Row, write_rows
-from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import BESIDE, KERNELS, LAYERS, Account, counted_steps
 from llamacpp_instr.report.report import Report
+from tests.kit.device_log import with_devices
 from tests.kit.made_log import encode, make_log
 from tests.kit.made_probe import probe_of_caches
 from tests.kit.reports import by_title, rows
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
-
-
-def with_device(events: list[s.Event], random: Random) -> list[s.Event]:
-    """The log as a device would leave it: the second part of each graph has no kernels, and the
-    parts of each compute have times."""
-    cut: dict[int, int] = {}
-    kernels: dict[int, int] = {}
-    found: list[s.Event] = []
-    for event in events:
-        if isinstance(event, s.Graph) and event.nodes is not None:
-            n = cut[event.graph] = random.randint(1, event.n_nodes - 1)
-            parts = [
-                s.Split(start=0, end=n, backend="CPU"),
-                s.Split(start=n, end=event.n_nodes, backend="Vulkan0"),
-            ]
-            found.append(replace(event, splits=parts))
-        elif isinstance(event, s.Plan):
-            ends = [node + n for node, n in zip(event.node, event.counts, strict=True)]
-            n = kernels[event.plan] = sum(end <= cut[event.graph] for end in ends)
-            found.append(replace(event, node=event.node[:n], n=event.n and event.n[:n]))
-        elif isinstance(event, s.Ops):
-            n = kernels[event.plan]
-            columns = {name: getattr(event, name) for name in ("gap", "dur", "wait")}
-            found.append(replace(event, **{name: of and of[:n] for name, of in columns.items()}))
-            if event.thread == 0:
-                gap, dur = ([random.randint(0, 5000) for _ in range(2)] for _ in range(2))
-                found.append(
-                    s.Splits(
-                        t=event.t, compute=event.compute, split=[0, 1], gap=gap, dur=dur,
-                        asynchronous=[0, random.getrandbits(1)],
-                    )
-                )  # fmt: skip
-        else:
-            found.append(event)
-    return found
 
 
 def total(report: Report, *columns: str) -> int:
@@ -78,10 +43,12 @@ def check(session: Session) -> None:
     assert set(account.parts) <= {KERNELS, LAYERS, *BESIDE}
     inside = account.parts.get(KERNELS, account.parts.get(LAYERS))
     assert inside is not None
-    in_kernels = int(account.parts[KERNELS].sum()) if session.ops else 0
+    on_devices = check_devices(session, account)
+    in_kernels = on_devices + int(account.parts[KERNELS].sum()) if session.has_ops else 0
 
     places, _ = account.by_place()
-    assert sum(places.values()) == inside.sum()
+    assert sum(ns for place, ns in places.items() if not place.device) == inside.sum()
+    assert sum(tree.root.amount for tree in device_trees(session)) == on_devices
     assert build_tree(session).root.amount == whole
     sections = by_title(compute_summary(session))
     if "Speed" in sections:
@@ -90,20 +57,21 @@ def check(session: Session) -> None:
         assert total(sections["Where the time went"], *account.phases) == whole
     for key in OF_STEP:
         assert total(compute_stats(session, key)[0], "total") == whole
-    for key in OF_KERNEL if session.ops else ():
+    for key in OF_KERNEL if session.has_ops else ():
         assert total(compute_stats(session, key)[0], "total") == in_kernels
-    if not session.ops:
+    if not session.has_ops:
         assert total(compute_stats(session, "layer")[0], "total") == inside.sum()
 
     times = StepTimes(session)
-    if session.ops:
+    if session.has_ops:
         units = {plan: np.arange(len(session.plans[plan].node)) for plan in times.plans}
         most = max((len(of) for of in units.values()), default=0)
         in_units = np.nansum(times.by_unit(units, most), axis=0)
         order = np.argsort(steps["begin"], kind="stable")
-        assert in_units.tolist() == account.parts[KERNELS][order].tolist()
+        on_each = sum((ran for ran, _ in account.devices.values()), account.parts[KERNELS])
+        assert in_units.tolist() == on_each[order].tolist()
         ops = tables_of(session).ops
-        counted = ops[(ops.thread == 0) & ops.step.isin(steps["step"])]
+        counted = ops[(ops.thread <= 0) & ops.step.isin(steps["step"])]
         assert counted.dur.sum() == in_kernels
         try:
             reports, _ = roofline(session, probe_of_caches(session.start.host.cpu))
@@ -112,6 +80,34 @@ def check(session: Session) -> None:
         else:
             assert sum(total(report, "time") for report in reports) == in_kernels
     assert fleet_ns(session) == {"steps": whole, "ops": in_kernels}
+
+
+def check_devices(session: Session, account: Account) -> int:
+    """What each device ran beside the account, from the lines of the log; their ns."""
+    whole = 0
+    ran: dict[str, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+    for of in session.device_ops:
+        for compute, begins, ends in zip(of.compute.tolist(), of.begin, of.end, strict=True):
+            if compute in account.row:
+                spans = zip(begins.tolist(), ends.tolist(), strict=True)
+                ran[of.device][account.row[compute]] += spans
+    assert set(ran) == set(account.devices)
+    for device, (total_ns, busy) in account.devices.items():
+        for row, spans in ran[device].items():
+            assert total_ns[row] == sum(end - begin for begin, end in spans)
+            reach = covered = 0
+            for begin, end in sorted(spans):
+                covered += max(end, reach) - max(begin, reach)
+                reach = max(end, reach)
+            assert busy[row] == covered
+        whole += int(total_ns.sum())
+        assert total_ns.sum() == sum(end - b for of in ran[device].values() for b, end in of)
+    reports = {of.title: of for of in compute_summary(session)}
+    if "Devices" in reports:
+        assert total(reports["Devices"], "execution") == whole
+        spent = reports["Where the time of devices went"]
+        assert total(spent, *account.phases) == whole
+    return whole
 
 
 def fleet_ns(session: Session) -> dict[str, int]:
@@ -131,16 +127,21 @@ def fleet_ns(session: Session) -> dict[str, int]:
 def test_every_report_adds_up_to_the_account(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Over random sessions: several contexts and threads, all levels, with and without a device."""
+    """Over random sessions: several contexts and threads, all levels, with and without devices,
+    whose queues overlap and whose kernels may be timed or not."""
     events = make_log(lambda low, high: data.draw(st.integers(low, high)))
     if data.draw(st.booleans()):
-        events = with_device(events, Random(data.draw(st.integers(0, 9))))
+        random = Random(data.draw(st.integers(0, 9)))
+        events = with_devices(events, random, timed=data.draw(st.booleans()))
     path = tmp_path_factory.mktemp("account") / "a.log"
     path.write_bytes(encode(events))
     check(load_session(path))
 
 
-@pytest.mark.parametrize("name", ["demo-verbose.log", "vulkan-mixed.log.gz", "cuda.log.gz"])
+@pytest.mark.parametrize(
+    "name",
+    ["demo-verbose.log", "vulkan-mixed.log.gz", "cuda.log.gz", "devices.log", "blas.log.gz"],
+)
 def test_a_recording_adds_up_to_the_account(name: str) -> None:
     session = load_session(FIXTURES / name)
     check(session)

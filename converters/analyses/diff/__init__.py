@@ -129,7 +129,7 @@ class Sides:
                     f"{session.path}: tensor values were read during the session, so its times must"
                     " not be compared; record it without --stats"
                 )
-            if by not in (None, "phase", "layer") and not session.ops:
+            if by not in (None, "phase", "layer") and not session.has_ops:
                 raise UsageError(
                     f"{session.path}: no ops were recorded; --by {by} needs the level detailed"
                 )
@@ -144,7 +144,7 @@ class Sides:
         if not self.phases:
             what = f"{phase} steps" if phase else "steps of one phase"
             raise UsageError(f"not all of the {len(every)} logs have {what} that count")
-        self.has_ops = all(times.session.ops for times in every)
+        self.has_ops = all(times.session.has_ops for times in every)
         views = [by] if by else ["block", "op"] if self.has_ops else ["layer"]
         self.views = [view for view in views if view != "phase"]
         """the keys of the breakdowns"""

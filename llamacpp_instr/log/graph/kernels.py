@@ -275,7 +275,7 @@ def plan_kernels(graph: Graph, plan: Plan) -> Kernels:
     for i, inside in enumerate(plan.kernels):
         label.append("+".join(_label(graph, node) for node in inside if nodes.exec[node]))
         n_flops[i] = sum(work[node][0] for node in inside)
-        passed = sum(tensor(graph, node).bytes for node in inside[:-1])
+        passed = sum(tensor(graph, node).bytes for node in inside[:-1] if nodes.exec[node])
         n_bytes[i] = sum(work[node][1] for node in inside) - 2 * passed
     shapes, experts = attentions(graph, node_backends(graph)), choices(graph)
     alone = {i: of.start for i, of in enumerate(plan.kernels) if len(of) == 1}
@@ -307,11 +307,6 @@ def runs(labels: Iterable[L]) -> list[tuple[L, int, int]]:
         found.append((label, at, at + n))
         at += n
     return found
-
-
-def untimed_backends(graph: Graph) -> list[str]:
-    """The backends of a graph whose kernels no log times, in order: all but the CPU's."""
-    return list(dict.fromkeys(s.backend for s in graph.splits if s.backend != "CPU"))
 
 
 def node_backends(graph: Graph) -> list[str | None]:
