@@ -30,8 +30,8 @@ Int64 = NDArray[np.int64]
 
 SEPARATOR = b",\n"
 ORDER = (
-    "steps", "marks", "requests", "phases", "layers", "thread", "device waits", "sampler",
-    "messages",
+    "steps", "marks", "requests", "phases", "layers", "thread", "splits", "device",
+    "device waits", "sampler", "messages",
 )  # fmt: skip
 _MOST_LANES = 100_000
 """tracks of one name that are shown in their order"""
@@ -84,6 +84,7 @@ class _Writer(traced.TracedLog):
         self._separator = SEPARATOR if before.pid else b""
         self.tracks = Tracks(self._event, name, before)
         self._matched = False
+        self._n_flows = before.tid << 32
 
     def run(self) -> int:
         left_out = self.walk()
@@ -225,12 +226,34 @@ class _Writer(traced.TracedLog):
     def draw_ops(
         self, ctx: int, ops: schema.Ops, plan: traced.TracedPlan, work: KernelWork | None
     ) -> None:
+        name = "layers" if work else "thread"
+        self._draw_kernels(self.tracks.on(ctx, name, ops.thread), ops, plan, work)
+
+    def draw_split(self, ctx: int, of: traced.SplitSlice) -> None:
+        name = f"submit to {of.split.backend}" if of.submitted else of.split.backend
+        on = self.tracks.on(ctx, "splits")
+        self._slice(on, name, of.begin, of.end, "split", {"split": of.number})
+
+    def draw_run(
+        self, ctx: int, run: traced.DeviceRun, plan: traced.TracedPlan, work: KernelWork
+    ) -> None:
+        on = self.tracks.on(ctx, "device", run.lane, run.ops.device)
+        self._slice(on, f"split {run.ops.split}", run.begin, run.end, "run", run.args)
+        self._draw_kernels(on, run.ops, plan, work)
+        if run.submitted is not None:
+            self._n_flows += 1
+            flow = {"id": self._n_flows, "name": "run", "cat": "run"}
+            of = self.tracks.on(ctx, "splits")
+            self._event({"ph": "s", **of._asdict(), "ts": self._us(run.submitted), **flow})
+            self._event({"ph": "f", "bp": "e", **on._asdict(), "ts": self._us(run.begin), **flow})
+
+    def _draw_kernels(
+        self, on: Track, ops: schema.Ops, plan: traced.TracedPlan, work: KernelWork | None
+    ) -> None:
         gaps = ops.gap is not None
         if work:
-            on = self.tracks.on(ctx, "layers")
             amounts: Int64 = np.concatenate((work.bytes, work.flops))
         else:
-            on = self.tracks.on(ctx, "thread", ops.thread)
             amounts = np.array(ops.wait, np.int64)
         key = (on, work.bound.tobytes() if work else gaps)
         template: Template | None = plan.templates.get(key)
@@ -298,7 +321,7 @@ class Tracks:
     def __init__(self, write: Callable[[dict[str, Any]], object], log: str, before: Track) -> None:
         self._write, self._log, self._before = write, log, before
         self._processes: dict[int, int] = {}
-        self._tracks: dict[tuple[int, str, int], Track] = {}
+        self._tracks: dict[tuple[int, str, int, str], Track] = {}
 
     @property
     def latest(self) -> Track:
@@ -314,13 +337,13 @@ class Tracks:
             self._describe("process_name", {"pid": pid}, {"name": name + self._log})
         return self._processes[ctx]
 
-    def on(self, ctx: int, name: str, lane: int = 0) -> Track:
+    def on(self, ctx: int, name: str, lane: int = 0, device: str = "") -> Track:
         """A context's track of ORDER. Slices that overlap are on different lanes, which are tracks
-        of one name; each thread is a lane of its own name."""
-        key = ctx, name, lane
+        of one name; each thread is a lane of its own name, and so is each `device`."""
+        key = ctx, name, lane, device
         if key not in self._tracks:
             track = self._tracks[key] = Track(self.process(ctx), self.latest.tid + 1)
-            shown = f"{name} {lane}" if name == "thread" else name
+            shown = f"{name} {lane}" if name == "thread" else device or name
             rank = ORDER.index(name) * _MOST_LANES + lane
             self._describe("thread_name", track._asdict(), {"name": shown})
             self._describe("thread_sort_index", track._asdict(), {"sort_index": rank})

@@ -139,8 +139,9 @@ def _op_lines(refs: Resolver, event: schema.Ops, step: int) -> Iterator[FlatLine
     plan = refs.plan
     if plan not in _KERNELS:
         _KERNELS[plan] = _kernels(plan)
-    where: FlatLine = {"step": step, "thread": event.thread}
-    if (of := refs.open_steps.get(step)) is not None:
+    where: FlatLine = {"step": step}
+    where |= {"device": event.device} if event.device else {"thread": event.thread}
+    if (of := refs.compute.step) is not None:
         where["phase"] = of.phase
     lines, kernels = _KERNELS[plan]
     work = kernels.work(refs.compute.ubatch)

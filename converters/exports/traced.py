@@ -135,6 +135,32 @@ class RequestSlice:
     args: dict[str, str | int]
 
 
+class SplitSlice(NamedTuple):
+    """A part of a compute as thread 0 saw it, in ns."""
+
+    compute: int
+    number: int
+    split: schema.Split
+    begin: int
+    end: int
+    submitted: bool
+    """whether it ends with the submission to a device, not with the computation"""
+
+
+@dataclass(frozen=True)
+class DeviceRun:
+    """What a device computed of a split, behind thread 0, in ns."""
+
+    ops: schema.Ops
+    begin: int
+    end: int
+    lane: int
+    """runs of one lane do not overlap"""
+    submitted: int | None
+    """when its submission began"""
+    args: dict[str, str | int]
+
+
 class RequestLanes:
     """Makes the slices of requests that have ended. Requests of one sequence overlap while one
     waits for the end of another. So each sequence has lanes."""
@@ -201,6 +227,10 @@ class TracedLog:
         """by context: the layers whose ops may still come"""
         self._computed = 0
         """when the latest compute ended"""
+        self._submitted: dict[tuple[int, int], int] = {}
+        """by compute and split: when it was submitted"""
+        self._lanes_of: dict[tuple[int, str], list[int]] = {}
+        """by context and device: when the last run of each lane ended"""
         self._marks = Lanes()
         self._open: dict[int, OpenStep] = {}
         self._of_plan: WeakKeyDictionary[KnownPlan, TracedPlan] = WeakKeyDictionary()
@@ -242,6 +272,12 @@ class TracedLog:
         self, ctx: int, ops: schema.Ops, plan: TracedPlan, work: KernelWork | None
     ) -> None:
         """The ops of a compute: with their work among layers, otherwise on a thread's own track."""
+
+    def draw_split(self, ctx: int, of: SplitSlice) -> None:
+        """A split that thread 0 computed or submitted."""
+
+    def draw_run(self, ctx: int, run: DeviceRun, plan: TracedPlan, work: KernelWork) -> None:
+        """A split on a device, and its ops."""
 
     def draw_rates(self, compute: schema.Compute, rates: Mapping[str, float]) -> None:
         """What a compute achieved, by unit."""
@@ -308,6 +344,9 @@ class TracedLog:
     def take_ops(self, ops: schema.Ops) -> None:
         known = self.refs.compute
         compute = known.event
+        if ops.device:
+            self._take_run(ops)
+            return
         waiting, _ = self._layers.get(compute.ctx, (None, None))
         if ops.thread == 0 and waiting is not None and waiting.compute == ops.compute:
             del self._layers[compute.ctx]
@@ -327,6 +366,38 @@ class TracedLog:
                 self.draw_rates(compute, rates)
         if self.options.threads and ops.wait is not None:
             self.draw_ops(compute.ctx, ops, plan, None)
+
+    def take_splits(self, event: schema.Splits) -> None:
+        compute, splits = self.refs.compute.event, self.refs.compute.graph.event.splits
+        if not self.selection.has_step(compute.step):
+            return
+        now = event.t
+        for i, (number, dur) in enumerate(zip(event.split, event.dur, strict=True)):
+            begin = now + (event.gap[i] if event.gap else 0)
+            now, submitted = begin + dur, bool(event.asynchronous[i])
+            of = SplitSlice(event.compute, number, splits[number], begin, now, submitted)
+            if submitted:
+                remember(self._submitted, (event.compute, number), begin, KEPT)
+            self.draw_split(compute.ctx, of)
+
+    def _take_run(self, ops: schema.Ops) -> None:
+        """A run begins a lane unless the one before it has ended: two queues overlap."""
+        known, device = self.refs.compute, self.refs.devices.get(ops.device)
+        ctx = known.event.ctx
+        if not ops.dur or not self.selection.has_step(known.event.step):
+            return
+        begin, end = ops.t, ops.t + sum(ops.dur) + sum(ops.gap or ())
+        lanes = self._lanes_of.pop((ctx, ops.device), [])
+        remember(self._lanes_of, (ctx, ops.device), lanes, schema.CONTEXTS_KEPT)
+        lane = next((i for i, until in enumerate(lanes) if until < begin), len(lanes))
+        lanes[lane : lane + 1] = [end]
+        args: dict[str, str | int] = {"compute": ops.compute, "split": ops.split}
+        if device is not None:
+            args |= {"clock": device.clock, "uncertainty_ns": device.uncertainty}
+        submitted = self._submitted.pop((ops.compute, ops.split), None)
+        plan = self._plan(self.refs.plan)
+        work = plan.timeline.kernels.work(known.ubatch)
+        self.draw_run(ctx, DeviceRun(ops, begin, end, lane, submitted, args), plan, work)
 
     def take_sync(self, sync: schema.Sync) -> None:
         self._latest.wait(sync)

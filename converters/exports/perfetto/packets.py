@@ -263,6 +263,9 @@ _NOTES = {
     "threads": "Every thread of ggml: ops, and waiting for the others at barriers.",
     "splits": "Runs of nodes that were given to one backend. If a device is asynchronous, a slice"
     " ends with the submission, not with the computation.",
+    "devices": "What devices computed behind the first thread: splits, and in them layers, blocks"
+    " and ops. An arrow leads from the submission. Times are on the clock of the trace, within the"
+    " uncertainty among the arguments of a split.",
     "device waits": "Waiting for asynchronous backends.",
     "sampler": "Choosing the next token.",
     "tokens/s": "",

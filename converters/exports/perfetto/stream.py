@@ -34,6 +34,7 @@ from llamacpp_instr.converters.exports.perfetto.packets import (
 from llamacpp_instr.converters.exports.traced import Options
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.kernels import KernelWork
+from llamacpp_instr.log.graph.timeline import remember
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.steps import taken_share
 
@@ -81,6 +82,8 @@ class _Writer(traced.TracedLog):
         self.tracks: Tracks = Tracks(self._emit, name, before.tracks.latest if before else 0)
         self._request_flows: dict[int, array[int]] = {}
         """to the steps of each request that has not ended, by `id`"""
+        self._run_flows: dict[tuple[int, int], int] = {}
+        """by compute and split: from its submission"""
         flows = self._new_flows if options.flows else None
         self._kernels = KernelSlices(packets, self._emit, self.selection, flows)
         self._unloaded: dict[int, schema.Model] = {}
@@ -365,24 +368,30 @@ class _Writer(traced.TracedLog):
         tracks, samples = self._counters(home, counters, start, start + compute.dur)
         self._fill(tuple(tracks), samples)
 
-    def take_splits(self, event: schema.Splits) -> None:
-        compute, splits = self.refs.compute.event, self.refs.compute.graph.event.splits
-        if not self.selection.has_step(compute.step):
-            return
-        track = self.tracks.child(self.tracks.context(compute.ctx), "splits")
-        now = event.t
-        for i, dur in enumerate(event.dur):
-            begin = now + (event.gap[i] if event.gap else 0)
-            now = begin + dur
-            submitted = bool(event.asynchronous[i])
-            split = splits[event.split[i]]
-            args: dict[str, Value] = {
-                "split": event.split[i],
-                "nodes": f"{split.start} to {split.end - 1}",
-                "ends_with": "submission" if submitted else "computation",
-            }
-            name = f"submit to {split.backend}" if submitted else split.backend
-            self._slice(track, name, begin, now, "split", args)
+    def draw_split(self, ctx: int, of: traced.SplitSlice) -> None:
+        track = self.tracks.child(self.tracks.context(ctx), "splits")
+        args: dict[str, Value] = {
+            "split": of.number,
+            "nodes": f"{of.split.start} to {of.split.end - 1}",
+            "ends_with": "submission" if of.submitted else "computation",
+        }
+        name = f"submit to {of.split.backend}" if of.submitted else of.split.backend
+        flows = []
+        if of.submitted:
+            flows.append(self._new_flows(1))
+            remember(self._run_flows, (of.compute, of.number), flows[0], traced.KEPT)
+        self._slice(track, name, of.begin, of.end, "split", args, flows)
+
+    def draw_run(
+        self, ctx: int, run: traced.DeviceRun, plan: traced.TracedPlan, work: KernelWork
+    ) -> None:
+        home, ops = self.tracks.context(ctx), run.ops
+        track = self.tracks.child(home, ops.device, lane=run.lane, below="devices")
+        flow = self._run_flows.pop((ops.compute, ops.split), None)
+        shown = track, f"split {ops.split}", "run", tuple(run.args), "terminating_flow_ids"
+        flows = [] if flow is None else [flow]
+        self._fill((shown,), (run.begin, run.end, flows, *run.args.values()))
+        self._kernels.add_ops(ops, plan.timeline, track, work)
 
     def draw_token(self, token: schema.Token) -> None:
         if self.options.flows:

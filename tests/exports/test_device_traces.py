@@ -1,0 +1,120 @@
+"""Kernels of devices in traces: where the log has them, inside the run of their split, with an
+arrow from its submission."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from llamacpp_instr.converters.exports.chrome import write_chrome
+from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.log.reader import read_events
+from tests.kit.device_log import with_devices
+from tests.kit.made_log import encode, make_log
+from tests.kit.trace_processor import ask, needs_node
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+LOGS = ["devices.log", "vulkan-timed.log.gz"]
+
+
+def lines(log: Path) -> list[dict[str, Any]]:
+    data = log.read_bytes()
+    text = gzip.decompress(data) if log.suffix == ".gz" else data
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def device_spans(log: Path) -> Counter[tuple[int, int]]:
+    """Begin and duration of each kernel of a device, from the lines alone."""
+    found: Counter[tuple[int, int]] = Counter()
+    for e in lines(log):
+        if e["event"] == "ops" and e.get("device"):
+            now = e["t"]
+            for gap, dur in zip(e.get("gap") or [0] * len(e["dur"]), e["dur"], strict=True):
+                found[now + gap, dur] += 1
+                now += gap + dur
+    return found
+
+
+def n_runs(log: Path) -> int:
+    return sum(1 for e in lines(log) if e["event"] == "ops" and e.get("device"))
+
+
+@pytest.fixture
+def overlapping(tmp_path: Path) -> Path:
+    """A log in which runs of one device overlap."""
+    events = make_log(Random(5).randint, n_contexts=2, level="detailed")
+    log = tmp_path / "overlapping.log"
+    log.write_bytes(encode(with_devices(events, Random(1))))
+    assert n_runs(log) > 4
+    return log
+
+
+def logs(overlapping: Path) -> list[Path]:
+    return [*(FIXTURES / name for name in LOGS), overlapping]
+
+
+@needs_node
+@pytest.mark.native
+def test_perfetto_has_every_kernel_of_a_device_and_its_submission(
+    tmp_path: Path, overlapping: Path
+) -> None:
+    for i, log in enumerate(logs(overlapping)):
+        trace = tmp_path / f"{i}.pftrace"
+        with trace.open("wb") as file:
+            write_perfetto(read_events(log), file, Options())
+        inside = (
+            "from slice s join slice b on s.parent_id = b.id join slice l on b.parent_id = l.id"
+            " join slice r on l.parent_id = r.id join track t on s.track_id = t.id"
+            " where r.category = 'run' and s.ts >= r.ts and s.ts + s.dur <= r.ts + r.dur"
+        )
+        kernels, runs, flows, submissions, wrong, rates = ask(
+            trace,
+            f"select s.ts, s.dur {inside}",
+            "select count(*), count(distinct t.name) from slice s join track t"
+            " on s.track_id = t.id where s.category = 'run'",
+            "select count(*) from flow f join slice a on f.slice_out = a.id"
+            " join slice b on f.slice_in = b.id where b.category = 'run'"
+            " and a.name = 'submit to ' || (select name from track where id = b.track_id)"
+            " and a.category = 'split'",
+            "select count(*) from slice where category = 'split' and name glob 'submit to *'",
+            "select name, value from stats where severity = 'error' and value > 0",
+            f"select count(*) {inside} and extract_arg(s.arg_set_id, 'debug.GB/s') > 0",
+        )
+        assert Counter(map(tuple, kernels)) == device_spans(log)
+        assert runs[0][0] == n_runs(log)
+        assert flows[0][0] <= submissions[0][0]
+        assert wrong == []
+        if log is not overlapping:
+            assert runs == [[n_runs(log), 1]]
+            assert flows == submissions == [[n_runs(log)]]
+            assert 0 < rates[0][0] <= len(kernels)
+
+
+def test_chrome_has_them_too(overlapping: Path) -> None:
+    for log in logs(overlapping):
+        written = io.BytesIO()
+        write_chrome(read_events(log), written)
+        trace = json.loads(written.getvalue())
+        events, start = trace["traceEvents"], trace["otherData"]["t0_monotonic_ns"]
+        names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        backends = {e["device"] for e in lines(log) if e.get("device")}
+        of_devices = [e for e in events if e["ph"] == "X" and names[e["tid"]] in backends]
+        not_ops = {"run", "layer"}
+        kernels = Counter(
+            (start + round(e["ts"] * 1000), round(e["dur"] * 1000))
+            for e in of_devices
+            if e["cat"] not in not_ops and "op" in e["args"]
+        )
+        assert kernels == device_spans(log)
+        assert sum(e["cat"] == "run" for e in of_devices) == n_runs(log)
+        begins, ends = ({e["id"] for e in events if e["ph"] == ph} for ph in "sf")
+        assert begins == ends
+        if log is not overlapping:
+            assert len(begins) == n_runs(log)
