@@ -80,9 +80,9 @@ class Clock:
 def compute_clock(session: Session, steps: Table) -> Clock:
     """The time by the clock of `steps`, which are those that count."""
     tokens = session.tokens.rows(np.isin(session.tokens["step"], steps["step"]))
-    step_begin, step_end = _merged(steps["begin"], steps["end"])
+    step_begin, step_end = merged(steps["begin"], steps["end"])
     in_steps = int((step_end - step_begin).sum())
-    begin, end = _merged(
+    begin, end = merged(
         np.concatenate([step_begin, tokens["t"]]),
         np.concatenate([step_end, tokens["t"] + tokens["dur"]]),
     )
@@ -98,7 +98,7 @@ def compute_clock(session: Session, steps: Table) -> Clock:
     )
 
 
-def _merged(begin: Int64, end: Int64) -> tuple[Int64, Int64]:
+def merged(begin: Int64, end: Int64) -> tuple[Int64, Int64]:
     """The union of intervals as disjoint ones, in order."""
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], end[order]

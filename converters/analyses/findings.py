@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.converters.analyses.clock import compute_clock, compute_machine
+from llamacpp_instr.converters.analyses.device_causes import (
+    Cause,
+    caller_waits,
+    cpu_between,
+    device_waits,
+)
 from llamacpp_instr.converters.analyses.serving import ADVICE, cost_by_reason, missed_prompts
 from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.requests import find_requests
@@ -91,9 +97,6 @@ def compute_findings(facts: Facts) -> Report:
 
 
 # --- the rules ---
-
-Cause: TypeAlias = "tuple[str, float, str] | None"
-"""what happened, its share, and what to try; None below the limit"""
 
 WAITING = 0.2
 """share of the time of the steps"""
@@ -445,5 +448,8 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Cause]], ...] = (
     ("memory-bound", "the steps' time", memory_bound),
     ("missed-reuse", "the steps' time", missed_reuse),
     ("slow-threads", "the fast threads' time", slow_threads),
+    ("cpu-between", "the steps' time", lambda facts: cpu_between(facts.account)),
+    ("device-waits", "the steps' time", lambda facts: device_waits(facts.account)),
+    ("caller-waits", "the steps' time", lambda facts: caller_waits(facts.account)),
 )
 """Names, what their shares are of, and the rules. Names never change; add new ones at the end."""

@@ -181,6 +181,7 @@ def _figures(state: LiveState, catching_up: bool) -> Json:
         "copies": _copies(state),
         "n_messages": state.n_messages,
         "busy": state.busy,
+        "devices": dict(state.devices),
         "heat": {
             phase: {
                 "blocks": list(BLOCKS),
@@ -276,13 +277,14 @@ def _lane(lane: Lane, tokens: Iterable[Shown]) -> Json:
 
 
 def step_details(state: LiveState, step: int) -> Json | None:
-    """The kernels of a step in the order in which they ran; None if it is not kept."""
+    """The kernels of a step in the order in which they ran, those of devices last; None if it is
+    not kept."""
     row = next((row for row in state.steps if row.step == step), None)
     if row is None:
         return None
     kernels = [
-        [label, layer, block, gap, dur]
-        for of in row.computes
+        [label, layer, block, gap, dur, of.device]
+        for of in sorted(row.computes, key=lambda of: of.device)
         for label, layer, block, gap, dur in zip(
             of.cells.label, of.cells.layer.tolist(), of.cells.block.tolist(),
             of.gap.tolist(), of.dur.tolist(), strict=True,

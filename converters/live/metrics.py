@@ -66,6 +66,12 @@ class _Figures(Collector):
             for op in COPY_OPS:
                 moves.add_metric([op], state.copy_moves[op])
             yield moves
+        devices = CounterMetricFamily(
+            "llamacpp_instr_device_seconds", "Time of the kernels of devices.", labels=["device"]
+        )
+        for device, ns in state.devices.items():
+            devices.add_metric([device], ns / 1e9)
+        yield devices
         figures = figures_of(state)
         active = {"running": len(figures.active), "queued": figures.queued}
         yield self._by_state("active_requests", "Requests under way.", active)

@@ -103,6 +103,11 @@ class Heat:
         return self.sum / max(self.steps, 1)
 
 
+def _row(ops: Ops, cells: PlanCells) -> ComputeRow:
+    gaps = np.array(ops.gap or [0] * len(ops.dur), np.int64)
+    return ComputeRow(cells, gaps, np.array(ops.dur, np.int64), ops.device)
+
+
 def add_times(step: Float64, layer: Int64, block: Int64, dur: list[int]) -> None:
     """Add the times of kernels or layers to the cells of their step."""
     rows = np.minimum(layer + 1, len(step) - 1)
@@ -133,12 +138,14 @@ class Second:
 
 @dataclass(frozen=True)
 class ComputeRow:
-    """The kernels of one compute on thread 0, as columns."""
+    """The kernels of one compute on thread 0, or of a split on a device, as columns."""
 
     cells: PlanCells
     gap: Int64
     """before each kernel"""
     dur: Int64
+    device: str
+    """empty for thread 0"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +159,8 @@ class StepRow:
     n_seqs: int
     begin: int
     dur: int
-    computes: tuple[ComputeRow, ...]
+    computes: list[ComputeRow]
+    """those of devices may come after the end"""
 
 
 @dataclass
@@ -230,6 +238,8 @@ class LiveState:
         self._taken: set[int] = set()
         """open marks of requests that have a slot"""
         self.busy = 0
+        self.devices: Counter[str] = Counter()
+        """by device: the time of its kernels"""
         self.rss = 0
         """of the process, in bytes, as last recorded"""
         self.takers: Takers = {
@@ -419,7 +429,7 @@ class LiveState:
         kept, dur = self._open[known], max(end.t - begin.t, 0)
         if not kept.counts:
             return
-        counts = begin.n_tokens, begin.n_seqs, begin.t, dur, tuple(kept.computes)
+        counts = begin.n_tokens, begin.n_seqs, begin.t, dur, kept.computes
         self.steps.append(StepRow(begin.step, begin.ctx, known.phase, *counts))
         self.heat[known.phase].add(kept.heat)
         self.n_steps += 1
@@ -442,6 +452,9 @@ class LiveState:
             add_times(self._open[known].heat, rows, other, layers.dur)
 
     def _ops(self, ops: Ops) -> None:
+        if ops.device:
+            self._device_ops(ops)
+            return
         compute = self.refs.compute.event
         known = self.refs.open_steps.get(compute.step)
         cells = cells_of(self.refs.plan)
@@ -457,7 +470,27 @@ class LiveState:
             return
         kept = self._open[known]
         add_times(kept.heat, cells.layer, cells.block, ops.dur)
-        kept.computes.append(ComputeRow(cells, np.array(gaps, np.int64), np.array(ops.dur)))
+        kept.computes.append(_row(ops, cells))
+
+    def _device_ops(self, ops: Ops) -> None:
+        """Adds the kernels of a device to their step, which may have ended."""
+        self.devices[ops.device] += sum(ops.dur)
+        known, cells = self.refs.compute.step, cells_of(self.refs.plan)
+        if known is None or cells is None:
+            return
+        if known in self._open and known.event.step in self.refs.open_steps:
+            kept = self._open[known]
+            add_times(kept.heat, cells.layer, cells.block, ops.dur)
+            kept.computes.append(_row(ops, cells))
+            return
+        number = known.event.step
+        row = next((of for of in reversed(self.steps) if of.step == number), None)
+        if row is not None:  # else the step does not count
+            heat = self.heat[known.phase]
+            add_times(heat.sum, cells.layer, cells.block, ops.dur)
+            if row is self.steps[-1]:
+                add_times(heat.last, cells.layer, cells.block, ops.dur)
+            row.computes.append(_row(ops, cells))
 
     def _kv(self, kv: Kv) -> None:
         if kv.ctx not in self.contexts:

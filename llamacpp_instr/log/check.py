@@ -195,8 +195,8 @@ class _Checker:
         if self._end[1].reason != "rotated" and not self._end[1].dropped_ops:
             for device in self._refs.devices:
                 if (n := self._due[device] - self._given[device]) > 0:
-                    of = counted(self._due[device], "split")
-                    yield end.lines, f"{n} of {of} that {device} ran have no ops"
+                    ran = f"of {self._due[device]:,} that it ran"
+                    yield end.lines, f"{counted(n, 'split')} of {device} came without ops, {ran}"
         for step in self._refs.open_steps.values():
             yield step.line, f"step_begin: step {step.event.step} is never ended"
 
@@ -416,10 +416,10 @@ class _Checker:
         of = f"split {event.split} of compute {event.compute}"
         if event.split in compute.given:
             yield f"{of} was given before"
-        elif event.split in compute.own:
-            yield f"thread 0 has kernels of {of}, too"
         else:
             self._given[event.device] += 1
+        if event.split in compute.own:
+            yield f"thread 0 has kernels of {of}, too"
         compute.given.add(event.split)
         if event.thread or event.tail or event.wait is not None:
             yield "with `thread`, `wait` or `tail`, which belong to threads"

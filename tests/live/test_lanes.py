@@ -270,7 +270,7 @@ def test_a_step_has_the_kernels_of_its_computes(tmp_path: Path) -> None:
     state, _ = state_of(tmp_path / "a.log")
     found = step_details(state, 0)
     assert found is not None
-    assert [(layer, gap, dur) for _, layer, _, gap, dur in found["kernels"]] == [
+    assert [(layer, gap, dur) for _, layer, _, gap, dur, _ in found["kernels"]] == [
         (0, 0, 600), (0, 0, 30),
     ]  # fmt: skip
     (threads,) = state.threads.values()

@@ -1,0 +1,161 @@
+"""What made devices slow: findings about logs that have the kernels of devices.
+
+Invariant: as in `findings`, a rule is silent unless its own figure in the log exceeds a limit that
+it names. Time in which several devices run counts once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from llamacpp_instr.base.terminal import first_names
+from llamacpp_instr.converters.analyses.clock import merged
+from llamacpp_instr.log.devices import n_executed
+from llamacpp_instr.log.schema import Graph, Plan
+from llamacpp_instr.log.session import Int64
+from llamacpp_instr.log.steps import KERNELS, Account
+from llamacpp_instr.report.report import shown
+
+Cause: TypeAlias = "tuple[str, float, str] | None"
+"""what happened, its share, and what to try; None below the limit"""
+
+BETWEEN = 0.02
+"""share of the time of the steps"""
+IDLE, BUSY_CPU = 0.3, 0.2
+"""shares of the time of the steps: no device runs, and thread 0 computes or submits"""
+CALLER_WAITS = 0.7
+"""share of the time of the steps"""
+
+
+class _Busy:
+    """The time in which a device runs."""
+
+    def __init__(self, account: Account) -> None:
+        spans = (
+            np.concatenate([getattr(of, name).ravel() for of in account.device_ops])
+            for name in ("begin", "end")
+        )
+        begin, end = merged(*spans)
+        self.ns = int((end - begin).sum())
+        self._t = np.stack([begin, end], axis=1).ravel()
+        before = np.concatenate([[0], np.cumsum(end - begin)])
+        self._before = np.stack([before[:-1], before[1:]], axis=1).ravel()
+
+    def within(self, begin: Int64, end: Int64) -> Int64:
+        """ns of it in each of these intervals."""
+        first = self._t[0]
+        reach = [np.interp(t - first, self._t - first, self._before) for t in (begin, end)]
+        ns: Int64 = (reach[1] - reach[0]).astype(np.int64)
+        return ns
+
+
+class _Between(NamedTuple):
+    """What the CPU computed between two parts of a device."""
+
+    kernels: int
+    """ns"""
+    copies: int
+    """ns of copying and waiting before and after it, without what a device computed meanwhile"""
+    ops: Counter[str]
+    """ns by op"""
+
+
+def cpu_between(account: Account) -> Cause:
+    """Ops fell back to the CPU between parts of a device, so that their data was copied there and
+    back (BETWEEN)."""
+    if not account.device_ops:
+        return None
+    found = list(_between(account, _Busy(account)))
+    kernels, copies = sum(of.kernels for of in found), sum(of.copies for of in found)
+    share = (kernels + copies) / max(int(account.total.sum()), 1)
+    if share < BETWEEN:
+        return None
+    ops: Counter[str] = sum((of.ops for of in found), Counter())
+    names, devices = [op for op, _ in ops.most_common()], ", ".join(account.devices)
+    what = (
+        f"{first_names(names)} ran on the CPU between parts of {devices}: {shown(kernels, 'ns')} in"
+        f" kernels, {shown(copies, 'ns')} to copy their data and to start again."
+    )
+    advice = (
+        "The device lacks these ops, or what they read is in the CPU's memory: keep the KV cache"
+        " and all weights of a layer on one device."
+    )
+    return what, share, advice
+
+
+def _between(account: Account, busy: _Busy) -> Iterator[_Between]:
+    """One for each group of computes and each split of the CPU between two of devices."""
+    session = account.session
+    graph_of = dict(session.computes.tuples("compute", "graph"))
+    cpu = {
+        compute: (of.plan, of.dur[row])
+        for of in account.ops
+        for row, compute in enumerate(of.compute.tolist())
+    }
+    for splits in session.splits:
+        gaps = np.zeros_like(splits.dur) if splits.gap is None else splits.gap
+        begins, numbers = splits.begin, splits.label.tolist()
+        without = gaps - busy.within(begins - gaps, begins)
+        for row, compute in enumerate(splits.compute.tolist()):
+            if compute not in account.row or compute not in cpu:
+                continue
+            plan, dur = cpu[compute]
+            graph = session.graphs[graph_of[compute]]
+            for at in _places(graph, session.plans[plan], numbers):
+                split = graph.splits[numbers[at]]
+                nodes = session.kernels(plan).nodes
+                inside = [i for i, of in enumerate(nodes) if split.start <= of[0] < split.end]
+                ops: Counter[str] = Counter()
+                for i in inside:
+                    ops[session.kernels(plan).label[i]] += int(dur[i])
+                copies = int(without[row, at] + without[row, at + 1])
+                yield _Between(int(dur[inside].sum()), max(copies, 0), ops)
+
+
+def _places(graph: Graph, plan: Plan, numbers: list[int]) -> list[int]:
+    """Where thread 0 runs kernels of a split directly between two of devices."""
+    own = n_executed(graph, plan)
+    others = [not own[n] and graph.splits[n].backend != "CPU" for n in numbers]
+    return [
+        i for i in range(1, len(numbers) - 1) if own[numbers[i]] and others[i - 1] and others[i + 1]
+    ]
+
+
+def device_waits(account: Account) -> Cause:
+    """Devices are idle while thread 0 computes or submits (IDLE, BUSY_CPU)."""
+    whole = max(int(account.total.sum()), 1)
+    if not account.device_ops:
+        return None
+    idle = 1 - _Busy(account).ns / whole
+    computes, submits = (int(account.parts[of].sum()) / whole for of in (KERNELS, "submission"))
+    if idle < IDLE or max(computes, submits) < BUSY_CPU:
+        return None
+    does = f"computes in {100 * computes:.0f} %"
+    advice = "Move more of the model to it (--gpu-layers), if its memory allows that."
+    if submits > computes:
+        does = f"submits in {100 * submits:.0f} %"
+        advice = "Its kernels are too small to launch: give it larger batches or more sequences."
+    names = " or ".join(account.devices)
+    return f"No kernel runs on {names} then: thread 0 {does} of all the time.", idle, advice
+
+
+def caller_waits(account: Account) -> Cause:
+    """Thread 0 waits for devices that compute (CALLER_WAITS)."""
+    if not account.device_ops:
+        return None
+    busy, steps = _Busy(account), account.steps
+    waits = int(busy.within(steps["returned"], steps["end"]).sum())
+    for splits in account.session.splits:
+        if splits.gap is not None:
+            mine = [compute in account.row for compute in splits.compute.tolist()]
+            begins, gaps = splits.begin[mine], splits.gap[mine]
+            waits += int(busy.within(begins - gaps, begins).sum())
+    share = waits / max(int(account.total.sum()), 1)
+    if share < CALLER_WAITS:
+        return None
+    what = f"Thread 0 waits for the kernels of {' and '.join(account.devices)}."
+    return what, share, "`instr stats --by device,op` shows which of its ops take the time."
