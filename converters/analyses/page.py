@@ -146,7 +146,8 @@ def _trees(session: Session) -> Iterator[Section]:
     trees = [time]
     devices = device_trees(session)
     if session.has_ops:
-        trees += [*devices, build_tree(session, "bytes"), build_tree(session, "flops")]
+        trees += [*(replace(of, measure=f"time on {of.root.name}") for of in devices)]
+        trees += [build_tree(session, "bytes"), build_tree(session, "flops")]
         for tree in (time, *devices):
             yield from _heat(tree)
     if time.root.amount > 0:
@@ -168,7 +169,7 @@ def _heat(tree: Tree) -> Iterator[Section]:
     ordered = [*in_order[:MOST_LAYERS], NO_LAYER]
     total = {op: sum(of_op.values()) for op, of_op in amounts.items()}
     ops = sorted(amounts, key=lambda op: -total[op])
-    on = "" if tree.measure == "time" else f" on {tree.root.name}"
+    on = "" if tree.root.name == "session" else f" on {tree.root.name}"
     notes = [f"Time{on or ' of thread 0'} in all phases; the last column is outside of layers."]
     if len(ops) > MOST_ROWS:
         rest = sum(total[op] for op in ops[MOST_ROWS:]) / sum(total.values())

@@ -71,8 +71,8 @@ def device_trees(session: Session) -> list[Tree]:
             of = {p: ns for p, ns in amounts.items() if (p.phase, p.device) == (phase, device)}
             if of:
                 root.children.append(Node(phase, children=_layer_nodes(of)))
-        notes = ["It ran while thread 0 submitted or waited: the clock is the other tree's."]
-        trees.append(Tree(root, f"time on {device}", "ns", levels=LEVELS, notes=notes))
+        notes = ["It ran while thread 0 computed, submitted or waited: its time is not added."]
+        trees.append(Tree(root, "time", "ns", levels=LEVELS, notes=notes))
     return trees
 
 

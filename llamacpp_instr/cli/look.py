@@ -44,13 +44,14 @@ def summary(logs: Logs = LOGS, output: cli.ReportOutput = cli.REPORT) -> None:
 @cli.command(
     "instr stats session.log --by block --phase decode",
     "instr stats session.log --by layer,op --layers 3-5 --sort p99 --top 20",
+    "instr stats session.log --by device,op",
     "instr stats session.log --by mark",
     "instr stats session.log --by layer --where 'tensor=*ffn_down*'",
 )
 def stats(
     by: str | None = cli.option(
-        "What each row is: op, layer, block, role, tensor, type, phase, context, mark, thread, "
-        "expert.  [default: op; layer if the log has no ops]",
+        "What each row is: op, layer, block, role, tensor, type, device, phase, context, mark, "
+        "thread, expert.  [default: op; layer if the log has no ops]",
         "KEY[,KEY]",
         shell_complete=cli.complete_names,
     ),
@@ -150,14 +151,14 @@ def tree(
     output: cli.ReportOutput = cli.REPORT,
 ) -> None:
     """The levels are session, phase, layer, block and op. Each line has its amount and its share of
-    the session; parts below 1 % are joined. --json and --csv have every op. Warm-up runs are left
-    out.
+    the session; parts below 1 % are joined. A device whose ops are timed has a tree of its own.
+    --json has every op, and --csv those of the session. Warm-up runs are left out.
 
     FILEs that end in .folded or .speedscope.json are exports: folded stacks for flame graphs, and
     speedscope's format. LOG is a file, plain or compressed (.gz, .zst), or - for standard input.
     The parts of a rotated log are one session; other logs are shown one after the other.
     """
-    from llamacpp_instr.converters.analyses.tree import build_tree
+    from llamacpp_instr.converters.analyses.tree import build_tree, device_trees
     from llamacpp_instr.report.tree import leaves, outline, render_folded, render_speedscope
 
     output.check(*logs.names, exports=(".folded",))
@@ -168,8 +169,12 @@ def tree(
     sessions = logs.sessions()
     if export is None:
         show = leaves if output.form in ("json", "csv", "html") else outline
-        found = [(session.path, show(build_tree(session, by))) for session in sessions]
-        output.write_several([(path, [report], report) for path, report in found])
+        found = []
+        for session in sessions:
+            devices = device_trees(session) if by == "time" else []
+            reports = [show(of) for of in (build_tree(session, by), *devices)]
+            found.append((session.path, reports, reports[0]))
+        output.write_several(found)
         return
     if len(sessions) > 1:
         raise UsageError(f"--{export} takes one session, and these logs are {len(sessions)}")

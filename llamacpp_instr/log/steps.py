@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.log.devices import covered, n_executed
+from llamacpp_instr.log.devices import n_executed
 from llamacpp_instr.log.schema import CONTEXTS_KEPT, Machine, Sync
 from llamacpp_instr.log.session import (
     WAITED,
@@ -388,25 +388,27 @@ def untimed_splits(session: Session) -> dict[int, frozenset[int]]:
     """By compute with executed nodes that no kernel of the log computes: the splits of these.
     Nothing of a log without nodes, and nothing of the CPU's: an interrupted compute lacks those."""
     graph_of, plan_of = _graphs_and_plans(session)
-    of_device: dict[int, frozenset[int]] = defaultdict(frozenset)
+    given: dict[int, Int64] = {}
     for ops in session.device_ops:
         plan = session.plans[ops.plan]
-        splits = covered(session.graphs[plan.graph], plan)
-        for compute in ops.compute.tolist():
-            of_device[compute] |= splits
-    by_plan: dict[tuple[int, int], frozenset[int]] = {}
+        n = np.array(n_executed(session.graphs[plan.graph], plan))
+        # a compute whose values are read is given in pieces
+        given.update((of, given[of] + n if of in given else n) for of in ops.compute.tolist())
+    by_plan: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     found = {}
     for compute, number in graph_of.items():
         key = number, plan_of.get(compute, -1)
         if key not in by_plan:
-            graph = session.graphs[number]
-            others = {i for i, of in enumerate(graph.splits) if of.backend != "CPU"}
-            lacking = others if graph.nodes else set()
-            if lacking:
-                lacking -= covered(graph, session.plans.get(key[1]))
-            by_plan[key] = frozenset(lacking)
-        if untimed := by_plan[key] - of_device[compute]:
-            found[compute] = untimed
+            graph, own = session.graphs[number], session.plans.get(key[1])
+            needed = n_executed(graph) if graph.nodes else []
+            done = n_executed(graph, own) if own else [0] * len(needed)
+            others = (i for i, n in enumerate(needed) if graph.splits[i].backend != "CPU")
+            by_plan[key] = [i for i in others if done[i] < needed[i]], needed
+        lacking, needed = by_plan[key]
+        if lacking and compute in given:
+            lacking = [i for i in lacking if given[compute][i] < needed[i]]
+        if lacking:
+            found[compute] = frozenset(lacking)
     return found
 
 

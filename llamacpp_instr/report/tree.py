@@ -79,7 +79,7 @@ def outline(tree: Tree) -> Report:
     add(tree.root, "", "")
     columns = [Column("part"), Column(tree.measure, tree.unit), Column("share", "share")]
     title = f"{tree.root.name} by {tree.measure}".capitalize()
-    return Report(title, columns, rows, tree.notes, key="tree")
+    return Report(title, columns, rows, tree.notes, key=_key(tree))
 
 
 def leaves(tree: Tree) -> Report:
@@ -94,7 +94,12 @@ def leaves(tree: Tree) -> Report:
     columns = [*map(Column, tree.levels), Column(tree.measure, tree.unit)]
     title = f"{tree.root.name} by {tree.measure}".capitalize()
     columns.append(Column("share", "fraction"))
-    return Report(title, columns, rows, tree.notes, key="tree")
+    return Report(title, columns, rows, tree.notes, key=_key(tree))
+
+
+def _key(tree: Tree) -> str:
+    """The name for scripts; that of another tree than the session's follows from its title."""
+    return "tree" if tree.root.name == "session" else ""
 
 
 def render_folded(tree: Tree) -> str:
