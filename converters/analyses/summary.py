@@ -225,7 +225,7 @@ def _devices(account: Account) -> Iterator[Report]:
         spent: dict[str, defaultdict[str, int]] = {of: defaultdict(int) for of in account.phases}
         blocks += [[device, *row] for row in _block_rows(account, spent, device, ())[0]]
     columns = [*header("Device"), *_phase_columns("Block", account)]
-    about = ["Shares are of the time of the steps, of which thread 0 has the account above."]
+    about = ["Shares are of the time of the steps, whose account is above."]
     yield Report("Where the time of devices went", columns, blocks, about * bool(blocks), labels=2)
 
 

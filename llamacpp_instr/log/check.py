@@ -106,7 +106,7 @@ class _OfPlan(NamedTuple):
     missing: str
     """what a complete compute would also have computed"""
     splits: frozenset[int]
-    """of which it has nodes"""
+    """those it has nodes of"""
 
 
 @dataclass
@@ -123,7 +123,7 @@ class _OfCompute:
     experts: bool = False
     threads: set[int] = field(default_factory=set)
     own: frozenset[int] = frozenset()
-    """splits of which thread 0 ran kernels"""
+    """splits whose kernels thread 0 ran"""
     given: set[int] = field(default_factory=set)
     """splits whose kernels a device gave"""
     begins: dict[int, int] = field(default_factory=dict)

@@ -29,8 +29,8 @@ def n_executed(graph: Graph, plan: Plan | None = None) -> list[int]:
 
 
 def covered(graph: Graph, plan: Plan | None) -> frozenset[int]:
-    """The splits of the graph, which must have its nodes, of which kernels of `plan` compute all
-    executed nodes; those without any are covered by no kernel."""
+    """The splits whose executed nodes kernels of `plan` all compute, also splits without any; the
+    graph must have its nodes."""
     needed = n_executed(graph)
     there = n_executed(graph, plan) if plan else [0] * len(needed)
     return frozenset(i for i, n in enumerate(needed) if there[i] == n)

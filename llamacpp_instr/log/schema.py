@@ -15,9 +15,10 @@ Lifetimes: An event assigns an id once, before any other event names it. A reade
 until the log ends. It may forget a context once 256 others have been named after it, and a graph
 and its plans once 64 other graphs of that context have been written or computed; if the recorder
 meets an older graph again, it writes it again with a new id. `experts`, `layers`, `ops`, `splits`
-and `tensor_stats` name the latest compute of a context. `compute` and `step_end` name an open step,
-but `kv` and `token` may name one that has ended. So a reader needs the same memory for a log of any
-size. Commands reject a log that names anything else.
+and `tensor_stats` name the latest compute of a context; `ops` of a device may name one of the 64
+latest computes, of all contexts, with a split of another backend than the CPU. `compute` and
+`step_end` name an open step, but `kv` and `token` may name one that has ended. So a reader needs
+the same memory for a log of any size. Commands reject a log that names anything else.
 """
 
 from __future__ import annotations
