@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llamacpp_instr.log.devices import other_backends
 from llamacpp_instr.log.graph.attention import Attention, Seen, Span, Ubatch, attentions
 from llamacpp_instr.log.graph.kernels import (
     graph_problems,
@@ -13,7 +14,6 @@ from llamacpp_instr.log.graph.kernels import (
     node_backends,
     plan_kernels,
     plan_problems,
-    untimed_backends,
     weight_read,
 )
 from llamacpp_instr.log.schema import Graph, Plan, Split
@@ -109,7 +109,7 @@ def test_the_backend_of_a_node_is_that_of_its_split() -> None:
 def test_only_the_kernels_of_the_cpu_are_timed() -> None:
     graph = graph_of([], [], [])
     graph.splits = splits((0, 0, "RPC0"), (0, 0, "CPU"), (0, 0, "CUDA0"), (0, 0, "RPC0"))
-    assert untimed_backends(graph) == ["RPC0", "CUDA0"]
+    assert other_backends(graph) == ["RPC0", "CUDA0"]
 
 
 def test_the_weight_of_a_kernel_is_the_first_that_its_nodes_read() -> None:

@@ -16,7 +16,9 @@ PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 
 
 def test_the_table_is_what_is_exported(tmp_path: Path) -> None:
-    text = metrics_text(state_at(END, tmp_path / "server.log")).decode()
+    state = state_at(END, tmp_path / "server.log")
+    state.devices["Vulkan0"] += 1
+    text = metrics_text(state).decode()
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
