@@ -215,7 +215,8 @@ def _devices(account: Account) -> Iterator[Report]:
         "Device", "phase", ("count", "kernels"), ("ns", "execution", "busy"),
         ("share", "of the steps' time"),
     )  # fmt: skip
-    notes = [_clock_note(account.session.devices[name]) for name in account.devices]
+    known = account.session.devices
+    notes = [_clock_note(known[name]) for name in account.devices if name in known]
     if rows:
         notes.insert(0, "Busy is the time in which a device ran at least one kernel; it overlaps"
                         " the submission and the waits above.")  # fmt: skip

@@ -64,8 +64,8 @@ def device_ops_problems(event: Ops, graph: Graph, plan: Plan, planned: Graph) ->
         yield f"of {event.device}, but split {event.split} is of {split.backend}"
     if (planned.n_nodes, planned.splits) != (graph.n_nodes, graph.splits):
         yield f"plan {event.plan} is of graph {plan.graph}, the compute of graph {graph.graph}"
-    for kernel in plan.kernels:
-        if not split.start <= kernel.start < kernel.stop <= split.end:
+    for first, n in zip(plan.node, plan.counts, strict=False):  # a plan may be damaged
+        if not split.start <= first < first + n <= split.end:
             nodes = f"{split.start}..{split.end - 1}"
-            yield f"node {kernel.start}, split {event.split} has the nodes {nodes}"
+            yield f"node {first}, split {event.split} has the nodes {nodes}"
             return

@@ -192,6 +192,7 @@ class Resolver:
         self.devices: dict[str, schema.Device] = {}
         """the latest event of each device, by name"""
         self._first_compute: int | None = None
+        self._part = 1
         self.open_steps: dict[int, KnownStep] = {}
         """begun and not ended"""
         self.open_marks: dict[int, tuple[int, schema.Mark]] = {}
@@ -285,7 +286,7 @@ class Resolver:
     def is_of_earlier_part(self, event: schema.Event) -> bool:
         """Whether a device gives the kernels of a compute that an earlier part of the log has, and
         that part is not read."""
-        if not isinstance(event, schema.Ops) or not event.device or self.start.part == 1:
+        if not isinstance(event, schema.Ops) or not event.device or self._part == 1:
             return False
         return self._first_compute is None or event.compute < self._first_compute
 
@@ -306,7 +307,7 @@ class Resolver:
 
     def _take_session_start(self, _line: int, event: schema.SessionStart) -> None:
         if self._begin is None:
-            self._begin, self.start = event.t, event
+            self._begin, self._part, self.start = event.t, event.part, event
 
     def _check_model(self, event: schema.Model) -> Iterator[str]:
         if event.model in self.models:

@@ -21,8 +21,9 @@ from tests.kit.strategies import damaged_logs
 
 SOUND = (ROOT / "tests" / "fixtures" / "every-event.log").read_bytes()
 LINES = SOUND.splitlines(keepends=True)
+DEVICES = (ROOT / "tests" / "fixtures" / "devices.log").read_bytes()
 ID = b"5f0c2a9b7d3e1846"
-BY = ("op", "layer,role", "tensor", "thread", "mark")
+BY = ("op", "layer,role", "tensor", "device", "thread", "mark")
 STRICT = [
     "summary LOG", "summary LOG --json", *(f"stats LOG --by {by}" for by in BY),
     "stats LOG --warmup --html", "tree LOG", "page LOG -o OUT --force", "report LOG",
@@ -52,10 +53,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def few_events(place: Path) -> list[Path]:
     """Logs with one event beside the first, and with all events but one."""
     logs = []
-    for at in range(1, len(LINES)):
-        for name, kept in ("only", [LINES[0], LINES[at]]), ("not", LINES[:at] + LINES[at + 1 :]):
-            logs.append(place / f"{name}-{at + 1}")
-            logs[-1].write_bytes(b"".join(kept))
+    for of, lines in ("every", LINES), ("device", DEVICES.splitlines(keepends=True)):
+        for at in range(1, len(lines)):
+            others = lines[:at] + lines[at + 1 :]
+            for name, kept in ("only", [lines[0], lines[at]]), ("not", others):
+                logs.append(place / f"{of}-{name}-{at + 1}")
+                logs[-1].write_bytes(b"".join(kept))
     return logs
 
 
@@ -81,7 +84,7 @@ def left(line: str, log: Path) -> BaseException | None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(line=st.sampled_from(STRICT + READ_ON), data=damaged_logs([SOUND]))
+@given(line=st.sampled_from(STRICT + READ_ON), data=damaged_logs([SOUND, DEVICES]))
 def test_no_log_makes_a_traceback(line: str, data: bytes, place: Path) -> None:
     log = place / "damaged"
     log.write_bytes(data)
@@ -91,13 +94,14 @@ def test_no_log_makes_a_traceback(line: str, data: bytes, place: Path) -> None:
 @pytest.mark.parametrize("line", ["check LOG", "cat LOG --expand", "summary LOG"])
 def test_no_value_that_is_missing_makes_a_traceback(line: str, place: Path) -> None:
     log = place / "changed"
-    for at, text in enumerate(LINES):
-        event = json.loads(text)
-        for key, value in event.items():
-            for other in (None, *([[], value[1:]] if isinstance(value, list) else ())):
-                changed = json.dumps({**event, key: other}).encode() + b"\n"
-                log.write_bytes(b"".join([*LINES[:at], changed, *LINES[at + 1 :]]))
-                assert left(line, log) is None, changed
+    for lines in LINES, DEVICES.splitlines(keepends=True):
+        for at, text in enumerate(lines):
+            event = json.loads(text)
+            for key, value in event.items():
+                for other in (None, *([[], value[1:]] if isinstance(value, list) else ())):
+                    changed = json.dumps({**event, key: other}).encode() + b"\n"
+                    log.write_bytes(b"".join([*lines[:at], changed, *lines[at + 1 :]]))
+                    assert left(line, log) is None, changed
 
 
 @pytest.mark.parametrize("line", STRICT)
