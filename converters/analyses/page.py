@@ -51,7 +51,9 @@ MOST_TOKENS = 3000
 """tokens shown; of more, the first and the last half of this"""
 MOST_TEXT = 100
 """characters shown of one token"""
-LATER = ("Where the time went", "Layers", "Top ops")
+LATER = (
+    "Where the time went", "Devices", "Where the time of devices went", "Layers", "Top ops",
+)  # fmt: skip
 """sections of the summary that come below the tree; those on memory and the recorder come still
 later, and all others first"""
 
