@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.graph.kernels import runs
+from llamacpp_instr.log.session import kernel_times
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT, random_models, run_probe
 
@@ -94,14 +97,28 @@ def device_log() -> list[s.Event]:
     """
     events: list[s.Event] = []
     computes: dict[int, s.Compute] = {}
-    n_faults = 0
+    n_faults = half = n_kernels = 0
+    of_kernels: list[int] = []
+    layers = s.Layers(t=0, compute=0, layer=[], dur=[])
     for event in make_log(Random(11).randint, n_contexts=1, level="detailed"):
         if isinstance(event, s.Graph):
-            half = event.n_nodes // 2
+            half, nodes = event.n_nodes // 2, event.whole
             event.splits = [
                 s.Split(start=0, end=half, backend="CPU"),
                 s.Split(start=half, end=event.n_nodes, backend="CUDA0"),
             ]
+        elif isinstance(event, s.Plan):  # that of the CPU
+            ends = [node + n for node, n in zip(event.node, event.counts, strict=True)]
+            n_kernels = sum(end <= half for end in ends)
+            event.node, event.n = event.node[:n_kernels], event.n and event.n[:n_kernels]
+            of_kernels = [nodes.layer[node] for node in event.node]
+        elif isinstance(event, s.Ops):
+            event.gap, event.dur = event.gap and event.gap[:n_kernels], event.dur[:n_kernels]
+            begins, ends = (times.tolist() for times in kernel_times(event))
+            spans = [(begins[first], ends[end - 1]) for _, first, end in runs(of_kernels)]
+            layers.layer = [layer for layer, _, _ in runs(of_kernels)]
+            layers.dur = [end - begin for begin, end in spans]
+            layers.gap = [0, *(b - e for (_, e), (b, _) in pairwise(spans))]
         elif isinstance(event, s.Compute):
             computes[event.compute] = event
         elif isinstance(event, s.StepEnd):
@@ -112,6 +129,7 @@ def device_log() -> list[s.Event]:
             event.steal = event.dur // 3
         events.append(event)
         if isinstance(event, s.Layers):
+            layers = event
             compute = computes[event.compute]
             part = compute.dur // 4
             splits = s.Splits(
