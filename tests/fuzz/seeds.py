@@ -46,6 +46,7 @@ def write_logs(directory: Path) -> None:
     (directory / "seed-every-event.log").write_bytes(every)
     (directory / "seed-every-event.log.gz").write_bytes(gzip.compress(every, mtime=0))
     (directory / "seed-every-event.log.zst").write_bytes(zstandard.compress(every))
+    (directory / "seed-devices.log").write_bytes((FIXTURES / "devices.log").read_bytes())
     for path in (FIXTURES / "dialects").glob("*.log"):
         (directory / f"seed-{path.name}").write_bytes(path.read_bytes())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamacpp_instr.log.graph.kernels import is_copy, without_copies
+from llamacpp_instr.log.graph.kernels import is_copy, weight_read, without_copies
 from llamacpp_instr.log.schema import Graph, Leaf, Nodes
 
 
@@ -61,6 +61,20 @@ def test_a_tensor_of_another_shape_is_another_tensor() -> None:
     assert sources(without_copies(graph)) == [[], [-1]]
     graph.leafs[0].ne, graph.leafs[0].type = [4], "f16"
     assert sources(without_copies(graph)) == [[], [-1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        ("Vulkan0#blk.0.attn_q.weight#0", "blk.0.attn_q.weight"),
+        ("Vulkan0#inp_pos#0", None),
+        ("blk.0.attn_q.weight", None),
+    ],
+)
+def test_a_copy_of_a_weight_is_that_weight(name: str, weight: str | None) -> None:
+    """A device that computes a layer of the CPU gets its weights; a leaf is no weight by name."""
+    graph = graph_of([name], ["Qcur-0"], [[-1]])
+    assert weight_read(graph, [0])[0] == weight
 
 
 def test_a_graph_without_copies_stays_as_it_is() -> None:

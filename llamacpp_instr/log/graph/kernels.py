@@ -333,12 +333,14 @@ def node_work(graph: Graph, node: int) -> tuple[int, int]:
 
 
 def weight_read(graph: Graph, nodes: Iterable[int]) -> tuple[str | None, str | None]:
-    """Name and type of the first weight, also of an adapter, that nodes of the graph read directly,
-    or None, None."""
+    """Name and type of the first weight, also of an adapter, that nodes of the graph read directly
+    or as a scheduler's copy, or None, None."""
     for node in nodes:
         for leaf in (graph.leaf(source) for source in graph.whole.src[node] if source < 0):
             if leaf.tensor >= 0 or is_adapter(leaf.name):
                 return leaf.name, leaf.type
+            if (copy := _COPY.fullmatch(leaf.name)) and copy[1].endswith(".weight"):
+                return copy[1], leaf.type
     return None, None
 
 
