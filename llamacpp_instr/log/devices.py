@@ -17,8 +17,12 @@ RUNS_KEPT = 64
 
 def n_executed(graph: Graph, plan: Plan | None = None) -> list[int]:
     """By split: how many of its executed nodes kernels of `plan` compute, or all; the graph must
-    have its nodes."""
-    executed = graph.whole.exec
+    have its nodes. Devices pass over nodes without elements, for which the CPU runs a kernel."""
+    executed = list(graph.whole.exec)
+    for split in graph.splits:
+        if split.backend != "CPU":
+            for node in range(split.start, split.end):
+                executed[node] &= graph.whole.bytes[node] > 0
     if plan is not None:
         computed = [0] * graph.n_nodes
         for kernel in plan.kernels:

@@ -92,6 +92,11 @@ def test_a_line_has_the_nodes_of_its_split_once(path: Path) -> None:
     fewer = {PLAN: {"node": [1, 3], "n": [2, 1]}, OPS: {"dur": [30000, 25000]}}
     (few,) = found(path, fewer)
     assert few == "ops: plan 1 has 3 nodes of 4 to compute of split 1"
+    # a device passes over a node without elements
+    graph = EVENTS[place(s.Graph)]
+    assert isinstance(graph, s.Graph)
+    nodes = replace(graph.whole, bytes=[*graph.whole.bytes[:-1], 0])
+    assert found(path, {**fewer, place(s.Graph): {"nodes": nodes}}) == []
     again = EVENTS[OPS]
     assert found(path, {}, again) == ["ops: split 1 of compute 0 was given before"]
     # where values are read, it is computed in pieces
