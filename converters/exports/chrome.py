@@ -30,7 +30,7 @@ Int64 = NDArray[np.int64]
 
 SEPARATOR = b",\n"
 ORDER = (
-    "steps", "marks", "requests", "phases", "layers", "thread", "splits", "device",
+    "steps", "marks", "requests", "phases", "layers", "thread", "submissions", "device",
     "device waits", "sampler", "messages",
 )  # fmt: skip
 _MOST_LANES = 100_000
@@ -230,9 +230,9 @@ class _Writer(traced.TracedLog):
         self._draw_kernels(self.tracks.on(ctx, name, ops.thread), ops, plan, work)
 
     def draw_split(self, ctx: int, of: traced.SplitSlice) -> None:
-        name = f"submit to {of.split.backend}" if of.submitted else of.split.backend
-        on = self.tracks.on(ctx, "splits")
-        self._slice(on, name, of.begin, of.end, "split", {"split": of.number})
+        if of.submitted:
+            on, name = self.tracks.on(ctx, "submissions"), f"submit to {of.split.backend}"
+            self._slice(on, name, of.begin, of.end, "split", {"split": of.number})
 
     def draw_run(
         self, ctx: int, run: traced.DeviceRun, plan: traced.TracedPlan, work: KernelWork
@@ -243,7 +243,7 @@ class _Writer(traced.TracedLog):
         if run.submitted is not None:
             self._n_flows += 1
             flow = {"id": self._n_flows, "name": "run", "cat": "run"}
-            of = self.tracks.on(ctx, "splits")
+            of = self.tracks.on(ctx, "submissions")
             self._event({"ph": "s", **of._asdict(), "ts": self._us(run.submitted), **flow})
             self._event({"ph": "f", "bp": "e", **on._asdict(), "ts": self._us(run.begin), **flow})
 
