@@ -18,8 +18,9 @@ import msgspec
 from llamacpp_instr.base.errors import LogError, UsageError
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.kernels import Kernels, plan_kernels
+from llamacpp_instr.log.known import KnownPlan
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.log.resolve import KnownPlan, Resolver
+from llamacpp_instr.log.resolve import Resolver
 
 FlatLine = dict[str, Any]
 EVENT_NAMES = tuple(schema.event_name(event) for event in schema.EVENTS)

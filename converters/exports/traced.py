@@ -31,9 +31,10 @@ from llamacpp_instr.log.graph.timeline import (
     remember,
     thread_spans,
 )
+from llamacpp_instr.log.known import KnownPlan, KnownStep
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.requests import Request, RequestFinder
-from llamacpp_instr.log.resolve import KnownPlan, KnownStep, Resolver
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.session import WARM_UP
 from llamacpp_instr.log.steps import LatestSteps
 

@@ -19,8 +19,9 @@ from llamacpp_instr.converters.live.lanes import CACHED, COMPUTED, OUTPUT, LiveL
 from llamacpp_instr.converters.live.times import CANCELLED
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.graph.ops import BLOCKS
+from llamacpp_instr.log.known import KnownPlan, KnownStep
 from llamacpp_instr.log.requests import Copied, Served, Taken, read_note, server_context
-from llamacpp_instr.log.resolve import KnownPlan, KnownStep, Resolver, Takers
+from llamacpp_instr.log.resolve import Resolver, Takers
 from llamacpp_instr.log.schema import (
     Context,
     Kv,

@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 from llamacpp_instr.base.terminal import counted
-from llamacpp_instr.log import resolve, schema
+from llamacpp_instr.log import schema
 from llamacpp_instr.log.devices import n_executed
 from llamacpp_instr.log.graph.kernels import runs
+from llamacpp_instr.log.known import KnownCompute, KnownContext, KnownGraph, KnownPlan, KnownStep
 from llamacpp_instr.log.reader import LogEnd, LogReader
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.schema import event_name
 from llamacpp_instr.log.session import kernel_times
@@ -141,17 +143,17 @@ class _Checker:
     """
 
     def __init__(self) -> None:
-        self._refs = resolve.Resolver(masks=False)
+        self._refs = Resolver(masks=False)
         self._level = self._clock = ""
         self._perturbed = False
         self._counts: Counter[str] = Counter()
         self._latest = 0
         self._end: tuple[int, schema.SessionEnd] | None = None
-        self._of_context: WeakKeyDictionary[resolve.KnownContext, _OfContext] = WeakKeyDictionary()
-        self._of_plan: WeakKeyDictionary[resolve.KnownPlan, _OfPlan] = WeakKeyDictionary()
-        self._of_step: WeakKeyDictionary[resolve.KnownStep, _OfStep] = WeakKeyDictionary()
-        self._of_compute: WeakKeyDictionary[resolve.KnownCompute, _OfCompute] = WeakKeyDictionary()
-        self._computed: WeakSet[resolve.KnownGraph] = WeakSet()
+        self._of_context: WeakKeyDictionary[KnownContext, _OfContext] = WeakKeyDictionary()
+        self._of_plan: WeakKeyDictionary[KnownPlan, _OfPlan] = WeakKeyDictionary()
+        self._of_step: WeakKeyDictionary[KnownStep, _OfStep] = WeakKeyDictionary()
+        self._of_compute: WeakKeyDictionary[KnownCompute, _OfCompute] = WeakKeyDictionary()
+        self._computed: WeakSet[KnownGraph] = WeakSet()
         self._due: Counter[str] = Counter()
         """by device: splits that it ran"""
         self._given: Counter[str] = Counter()

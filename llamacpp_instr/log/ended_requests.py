@@ -20,6 +20,7 @@ import numpy as np
 
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.timeline import remember
+from llamacpp_instr.log.known import KnownStep
 from llamacpp_instr.log.requests import (
     SPANS,
     Request,
@@ -29,7 +30,7 @@ from llamacpp_instr.log.requests import (
     left_request,
     read_note,
 )
-from llamacpp_instr.log.resolve import KnownStep, Resolver, Takers
+from llamacpp_instr.log.resolve import Resolver, Takers
 from llamacpp_instr.log.session import WARM_UP, Table
 from llamacpp_instr.log.steps import LatestSteps
 

@@ -29,8 +29,9 @@ from llamacpp_instr.log import schema
 from llamacpp_instr.log.experts import ExpertsCollector, ExpertUses
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.kernels import Kernels, Work, plan_kernels
+from llamacpp_instr.log.known import KnownStep
 from llamacpp_instr.log.reader import LogEnd
-from llamacpp_instr.log.resolve import KnownStep, Resolver
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.runs import Run, read_run
 from llamacpp_instr.log.schema import Event, Layers, Ops, Splits
 from llamacpp_instr.log.threads import ThreadTimes, thread_times

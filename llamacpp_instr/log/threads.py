@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from llamacpp_instr.log.resolve import KnownPlan
+from llamacpp_instr.log.known import KnownPlan
 from llamacpp_instr.log.schema import Ops
 
 

@@ -19,7 +19,7 @@ from llamacpp_instr.log.check import (
     missing_parts,
 )
 from llamacpp_instr.log.graph.kernels import runs
-from llamacpp_instr.log.resolve import KnownCompute, KnownGraph, KnownStep
+from llamacpp_instr.log.known import KnownCompute, KnownGraph, KnownStep
 from tests.kit.log_readers import findings
 from tests.kit.made_log import encode, make_log
 from tests.kit.split_log import split_log

@@ -22,9 +22,9 @@ from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.converters.fleet.rows import write_rows
 from llamacpp_instr.converters.live.state import LiveState
 from llamacpp_instr.log.batches import Batches, Part
+from llamacpp_instr.log.known import KnownStep
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
-from llamacpp_instr.log.resolve import KnownStep
 from llamacpp_instr.log.schema import Kv, StepBegin, Token
 from llamacpp_instr.log.session import load_session
 from tests.kit.completions import KINDS
