@@ -496,6 +496,7 @@ graph_state & graph_of(log_part & s, context_state & state, ggml_cgraph * gf, co
         std::rotate(std::prev(same.base()), same.base(), graphs.end());
     } else {
         graph->id = s.all->next_graph++;
+        graph->device_plans = std::make_shared<device_plan_table>(graph->id);
         const char * why = is_update ? "memory_update" : state.graphs_known ? "changed" : "first";
         write_graph(s, state, *graph, gf, index, why);
         graphs.push_back(std::move(graph));

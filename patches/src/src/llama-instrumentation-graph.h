@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "llama-instrumentation-devices.h"
 #include "llama-instrumentation-kernels.h"
 
 #include "ggml-instrumentation.h"
@@ -40,6 +41,7 @@ struct graph_state {
     std::vector<int32_t>    layers;  // of every node
     std::vector<shared_plan> plans;
     std::vector<last_plan>  last;    // of every thread
+    std::shared_ptr<device_plan_table> device_plans;
     shared_experts experts;  // that are counted
     int      n_splits = 0;
     bool     splits_matter = false;  // more than one, or a device

@@ -43,37 +43,23 @@ shared_plan plan_like(const context_state & state, const graph_state & graph, co
 }
 
 shared_plan new_plan(log_part & s, const context_state & state, graph_state & graph, const ggml_instr_thread & th) {
-    const size_t n = (size_t) th.n;
     const shared_plan like = plan_like(state, graph, th);
     const auto made = std::make_shared<plan_state>();
     graph.plans.push_back(made);
     plan_state & plan = *made;
-    plan.nodes.assign(th.nodes, th.nodes + n);
-    bool fused = false;
+    plan.nodes.assign(th.nodes, th.nodes + th.n);
     for (int32_t i = 0; i < th.n; i++) {
         const int32_t layer = graph.layers[(size_t) first_node(plan.nodes[(size_t) i])];
         if (i == 0 || layer != plan.runs.back().layer) {
             plan.runs.push_back({ layer, i, i });
         }
         plan.runs.back().last = i;
-        fused = fused || n_nodes(plan.nodes[(size_t) i]) != 1;
     }
     if (s.detail == level::minimal) {
         return made;
     }
     plan.id = s.all->next_plan++;
-    json_line & line = line_buffer();
-    line.begin(LLAMA_INSTR_EV_PLAN, ggml_instr_clock_ns());
-    line.kv(LLAMA_INSTR_K_PLAN, plan.id).kv(LLAMA_INSTR_K_GRAPH, graph.id);
-    if (like) {
-        line.kv(LLAMA_INSTR_K_LIKE, like->id);
-    } else {
-        line.column(LLAMA_INSTR_K_NODE, n, [&](size_t i) { return first_node(plan.nodes[i]); });
-        if (fused) {
-            line.column(LLAMA_INSTR_K_N, n, [&](size_t i) { return n_nodes(plan.nodes[i]); });
-        }
-    }
-    s.write(LLAMA_INSTR_EV_PLAN, line);
+    write_plan(s, plan.id, graph.id, plan.nodes, like ? like->id : -1);
     return made;
 }
 
@@ -288,6 +274,21 @@ struct alignas(8) splits_record {
 };
 
 }  // namespace
+
+void write_plan(log_part & s, int id, int graph, const std::vector<uint64_t> & nodes, int like) {
+    json_line & line = line_buffer();
+    line.begin(LLAMA_INSTR_EV_PLAN, ggml_instr_clock_ns());
+    line.kv(LLAMA_INSTR_K_PLAN, id).kv(LLAMA_INSTR_K_GRAPH, graph);
+    if (like >= 0) {
+        line.kv(LLAMA_INSTR_K_LIKE, like);
+    } else {
+        line.column(LLAMA_INSTR_K_NODE, nodes.size(), [&](size_t i) { return first_node(nodes[i]); });
+        if (std::any_of(nodes.begin(), nodes.end(), [](uint64_t of) { return n_nodes(of) != 1; })) {
+            line.column(LLAMA_INSTR_K_N, nodes.size(), [&](size_t i) { return n_nodes(nodes[i]); });
+        }
+    }
+    s.write(LLAMA_INSTR_EV_PLAN, line);
+}
 
 void write_kernels(log_part & s, context_state & state, graph_state & graph, const compute_times & times) {
     const ggml_instr_sink & sink = state.sink;

@@ -27,6 +27,9 @@ struct plan_state {
 // of a graph, and of the records that refer to it
 using shared_plan = std::shared_ptr<const plan_state>;
 
+// writes a plan with these kernels, as in the sink, or like the plan `like` of a graph of the same topology; -1: none
+void write_plan(log_part & s, int id, int graph, const std::vector<uint64_t> & nodes, int like = -1);
+
 // the plan that a thread's sink held, as long as its nodes have not changed
 struct last_plan {
     shared_plan plan;

@@ -155,6 +155,7 @@ context_state & model_table::context_locked(const llama_context * ctx) {
         slot->id  = s.all->id_of(ctx);
         slot->sink.use_counter = ggml_instr_has_counter();
         slot->sink.record_wait = s.detail == level::verbose;
+        slot->sink.recorder    = s.detail == level::minimal ? nullptr : &device_recorder;
         ggml_backend_sched_t sched = ctx->get_sched();
         for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); i++) {
             ggml_backend_dev_t dev = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));

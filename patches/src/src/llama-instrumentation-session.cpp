@@ -100,7 +100,7 @@ int log_part::close(const char * reason) {
         line.close_object();
         line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
         line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped + (uint64_t) steps.load());  // the ends of these steps
-        line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops.load());
+        line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops + ops_under_way);
         line.kv(LLAMA_INSTR_K_DECODE_NS, totals.scale.duration(decode_ticks));
         line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks + totals.spent));
         return std::string(line.end());

@@ -97,6 +97,11 @@ class log_part {
     std::atomic<uint64_t> decode_ticks { 0 };
     std::atomic<uint64_t> overhead_ticks { 0 };
     std::atomic<uint64_t> dropped_ops { 0 };
+    std::atomic<uint64_t> ops_under_way { 0 };  // of devices, whose results are not there
+
+    // the devices that were described, with the uncertainty of their clocks
+    std::mutex devices_mutex;
+    std::map<std::string, uint64_t> devices;
 
     // page faults of the process at the last reading; the recorder's thread says when to read them again
     std::atomic<bool> faults_due { true };

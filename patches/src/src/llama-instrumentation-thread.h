@@ -69,6 +69,7 @@ struct compute_state {
     int      last_found = 0;     // the node that the scheduler asked for
     std::vector<uint8_t> wanted;  // by a debugger: the nodes after which it is called
     std::vector<std::string> stats;  // lines that are written after the compute's
+    std::shared_ptr<device_compute> devices;  // once it has begun a run on one
 };
 
 struct build_state {

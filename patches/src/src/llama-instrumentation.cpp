@@ -330,6 +330,9 @@ void llama_instr_compute::finish() {
     if (c.recorded) {
         write_kernels(*c.s, *c.state, *c.graph, c.times);
     }
+    if (const auto devices = std::exchange(c.devices, nullptr)) {
+        devices->compute_is_written();
+    }
     c.s.reset();
     ub.computed = ticks_now();
     recorder.stop(ub.computed);

@@ -1,4 +1,4 @@
-// ggml-instrumentation.h - where a CPU graph compute leaves the time of every kernel
+// ggml-instrumentation.h - where a graph compute leaves the time of every kernel
 //
 // The caller of a graph compute owns a sink and sets it in a thread-local of ggml-base. The compute copies the
 // pointer into its thread pool, and every worker writes only into its own array, which has its full size: nothing
@@ -74,7 +74,8 @@ struct ggml_instr_experts {
 struct ggml_instr_sink {
     struct ggml_instr_thread * threads;
     int32_t n_threads;     // threads that are recorded: 1 or all
-    int32_t node_offset;   // of the sub-graph now computed within the whole graph
+    int32_t split;         // that is computed now
+    int32_t node_offset;   // of its sub-graph within the whole graph
     bool    record_wait;
     bool    record_splits;
     bool    use_counter;   // time with the CPU's counter, not with clock_gettime
@@ -88,6 +89,8 @@ struct ggml_instr_sink {
     int32_t    next_experts;   // that may be counted next
     uint32_t * uses;           // of each expert, how many ids name it
     size_t     uses_capacity;
+
+    const struct ggml_instr_recorder * recorder;  // of devices, NULL: only the caller's own kernels are recorded
 };
 
 // CLOCK_MONOTONIC in nanoseconds
@@ -132,6 +135,69 @@ static inline uint32_t ggml_instr_pack(uint64_t ticks) {
 static inline uint64_t ggml_instr_unpack(uint32_t packed) {
     return packed >> 31 ? (uint64_t) (packed & 0x7fffffff) << 12 : packed;
 }
+
+//
+// devices that compute behind the caller
+//
+// Such a device times its kernels with a clock of its own. A run is a split, or a part of it that an eval callback cuts
+// out, from its submission until its results are there. That may be after the compute, on another thread, or after the
+// session. Its backend owns it. Backends that compute in the caller use ggml_instr_thread_begin(sink, 0) instead.
+
+struct ggml_instr_device_run {
+    const struct ggml_instr_recorder * recorder;  // NULL: it is not recorded
+    void *   recorded;      // the recorder's part of it
+    int32_t  split;
+    int32_t  node_offset;   // of the sub-graph within the whole graph
+    bool     record_begin;  // of each kernel, too; otherwise only where one does not begin at the end of the one before
+    uint64_t begin;         // of its submission, in nanoseconds
+};
+
+// a kernel, in ticks of the device
+struct ggml_instr_device_op {
+    uint64_t nodes;  // of the sub-graph (ggml_instr_nodes)
+    uint64_t begin;  // 0: the end of the one before
+    uint64_t end;
+};
+
+enum ggml_instr_device_clock {
+    GGML_INSTR_CLOCK_CALIBRATED,  // the driver reads both clocks at once
+    GGML_INSTR_CLOCK_BOUNDED,     // a run lies between its submission and the end of the wait
+    GGML_INSTR_CLOCK_CUPTI,       // CUPTI takes its stamps from the log's clock
+};
+
+// a device as its backend knows it; one thread at a time ends its runs
+struct ggml_instr_device {
+    const char * name;         // of the backend
+    const char * description;
+    enum ggml_instr_device_clock clock;
+    double   tick;             // nanoseconds, as the driver says
+    uint64_t mask;             // the bits of a stamp that are valid
+
+    // the rest belongs to ggml_instr_device_calibrate() and ggml_instr_device_end()
+    bool     joined;
+    uint64_t ns, ticks;                // the last moment that is known on both clocks
+    uint64_t ns_before, ticks_before;  // an earlier one, from which the rate is measured
+    double   ns_per_tick;
+    uint64_t uncertainty;              // nanoseconds by which a time may be wrong
+};
+
+// what records a run; both may be called on any thread
+struct ggml_instr_recorder {
+    void * (*begin)(int32_t split);
+    void   (*end)(const struct ggml_instr_device_run * run, const struct ggml_instr_device * device, const struct ggml_instr_device_op * ops, int32_t n);
+};
+
+// called inside of the compute, before the submission; returns whether kernels are to be timed
+GGML_API bool ggml_instr_device_begin(struct ggml_instr_device_run * run);
+// called when the results are there, with the kernels in the order of their ends, or with none if they never will be
+GGML_API void ggml_instr_device_end(struct ggml_instr_device_run * run, struct ggml_instr_device * device, const struct ggml_instr_device_op * ops, int32_t n);
+
+// a moment on both clocks, off by at most `deviation` nanoseconds; is_due() says when another one is needed
+GGML_API bool ggml_instr_device_is_due(const struct ggml_instr_device * device);
+GGML_API void ggml_instr_device_calibrate(struct ggml_instr_device * device, uint64_t ns, uint64_t ticks, uint64_t deviation);
+
+// a stamp of the device on CLOCK_MONOTONIC, in nanoseconds
+GGML_API uint64_t ggml_instr_device_ns(const struct ggml_instr_device * device, uint64_t ticks);
 
 // ---- in the compute loop
 

@@ -5,6 +5,7 @@
 #include "ggml-backend.h"
 #include "ggml-impl.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,6 +193,7 @@ void ggml_instr_split_begin(int32_t split, int32_t i_start, bool asynchronous) {
     if (sink == NULL) {
         return;
     }
+    sink->split       = split;
     sink->node_offset = i_start;
     if (!sink->record_splits) {
         return;
@@ -214,6 +216,111 @@ void ggml_instr_split_end(void) {
     if (sink != NULL && sink->n_splits > 0) {
         sink->splits[sink->n_splits - 1].end = ggml_instr_ticks(sink->use_counter);
     }
+}
+
+//
+// devices that compute behind the caller
+//
+
+bool ggml_instr_device_begin(struct ggml_instr_device_run * run) {
+    const struct ggml_instr_sink * sink = ggml_instr_current_sink;
+    memset(run, 0, sizeof(*run));
+    if (sink == NULL || sink->recorder == NULL) {
+        return false;
+    }
+    run->recorded = sink->recorder->begin(sink->split);
+    if (run->recorded == NULL) {
+        return false;
+    }
+    run->recorder     = sink->recorder;
+    run->split        = sink->split;
+    run->node_offset  = sink->node_offset;
+    run->record_begin = sink->record_wait;
+    run->begin        = ggml_instr_clock_ns();
+    return true;
+}
+
+// ticks since another stamp, less than half of all that the clock can count
+static double ggml_instr_ticks_since(const struct ggml_instr_device * device, uint64_t before, uint64_t ticks) {
+    const uint64_t since = (ticks - before) & device->mask;
+    return since <= device->mask / 2 ? (double) since : -(double) ((before - ticks) & device->mask);
+}
+
+uint64_t ggml_instr_device_ns(const struct ggml_instr_device * device, uint64_t ticks) {
+    const double since = ggml_instr_ticks_since(device, device->ticks, ticks) * device->ns_per_tick;
+    return device->ns + (uint64_t) (int64_t) (since < 0 ? since - 0.5 : since + 0.5);
+}
+
+static void ggml_instr_device_join(struct ggml_instr_device * device, uint64_t ns, uint64_t ticks, uint64_t uncertainty) {
+    if (!device->joined) {
+        device->ns_before    = ns;
+        device->ticks_before = ticks;
+        device->ns_per_tick  = device->tick;
+    }
+    device->joined      = true;
+    device->ns          = ns;
+    device->ticks       = ticks;
+    device->uncertainty = uncertainty;
+}
+
+bool ggml_instr_device_is_due(const struct ggml_instr_device * device) {
+    return !device->joined || ggml_instr_clock_ns() - device->ns > 100 * 1000 * 1000;
+}
+
+void ggml_instr_device_calibrate(struct ggml_instr_device * device, uint64_t ns, uint64_t ticks, uint64_t deviation) {
+    const double second = 1e9;
+    uint64_t uncertainty = deviation + (uint64_t) device->tick + 1;
+    const double passed = (double) (ns - device->ns);
+    if (device->joined && passed > (double) (device->mask / 2) * device->tick) {
+        device->joined = false;  // its stamps may have begun anew meanwhile
+    }
+    if (device->joined) {
+        // how far the clock has strayed from the line, in the second for which a run may follow it
+        const double strayed = fabs((double) ggml_instr_device_ns(device, ticks) - (double) ns);
+        uncertainty += (uint64_t) (passed > second ? strayed * second / passed : strayed);
+        if (uncertainty < device->uncertainty) {
+            uncertainty = device->uncertainty;
+        }
+        if ((double) (ns - device->ns_before) > second) {
+            const double rate = (double) (ns - device->ns_before) / ggml_instr_ticks_since(device, device->ticks_before, ticks);
+            // a clock that stood still while the machine slept has no rate
+            device->ns_per_tick  = fabs(rate / device->tick - 1) < 1e-3 ? rate : device->tick;
+            device->ns_before    = device->ns;
+            device->ticks_before = device->ticks;
+        }
+    }
+    ggml_instr_device_join(device, ns, ticks, uncertainty);
+}
+
+// Without calibration: what ran between two moments of the log's clock bounds the other one.
+static void ggml_instr_device_bound(struct ggml_instr_device * device, uint64_t begin, uint64_t first, uint64_t end, uint64_t last) {
+    const double drift = 2e-5;  // of two clocks, at most
+    // of the first stamp, since `begin`
+    double earliest = 0;
+    double latest   = (double) (end - begin) - ggml_instr_ticks_since(device, first, last) * device->tick;
+    if (device->joined && (double) (begin - device->ns) < (double) (device->mask / 2) * device->tick) {
+        const double expected = (double) (int64_t) (ggml_instr_device_ns(device, first) - begin);
+        const double margin   = (double) device->uncertainty + drift * (double) (end - device->ns);
+        const double from = expected - margin > earliest ? expected - margin : earliest;
+        const double to   = expected + margin < latest   ? expected + margin : latest;
+        if (from <= to) {
+            earliest = from;
+            latest   = to;
+        }
+    }
+    const double middle = latest > earliest ? (earliest + latest) / 2 : earliest;
+    ggml_instr_device_join(device, begin + (uint64_t) middle, first, (uint64_t) (latest - middle > 0 ? latest - middle : 0) + 1);
+}
+
+void ggml_instr_device_end(struct ggml_instr_device_run * run, struct ggml_instr_device * device, const struct ggml_instr_device_op * ops, int32_t n) {
+    if (run->recorder == NULL) {
+        return;
+    }
+    if (n > 0 && device->clock == GGML_INSTR_CLOCK_BOUNDED) {
+        ggml_instr_device_bound(device, run->begin, ops[0].begin ? ops[0].begin : ops[0].end, ggml_instr_clock_ns(), ops[n - 1].end);
+    }
+    run->recorder->end(run, device, ops, n);
+    run->recorder = NULL;
 }
 
 uint64_t ggml_instr_graph_uid(const struct ggml_cgraph * graph) {
