@@ -11,17 +11,24 @@ from click import IntRange
 
 from llamacpp_instr.base.terminal import print_line
 from llamacpp_instr.cli import options as cli
+from llamacpp_instr.llama.build import BACKENDS
 
 
 @cli.command(
     "instr build                                  # install into this environment",
-    'instr build --cmake-args "-DGGML_CUDA=ON"    # with a device backend',
+    "instr build --backend vulkan                 # for a GPU",
     "instr build --programs                       # with llama-server, llama-bench and others",
     "instr build --portable --wheel-dir dist      # a wheel for other machines",
 )
 def build(
     cmake_args: str = cli.option(
         "Further arguments for CMake.", "ARGS", default="", show_default=False
+    ),
+    backend: tuple[str, ...] = cli.option(
+        "Also build a backend of devices; may be repeated.",
+        "--backend",
+        click.Choice(list(BACKENDS)),
+        multiple=True,
     ),
     jobs: int | None = cli.option("Compilers at once.  [default: CPUs]", "--jobs -j", IntRange(1)),
     wheel_dir: Path | None = cli.option(
@@ -48,6 +55,7 @@ def build(
         arguments = shlex.split(cmake_args)
     except ValueError as error:
         raise click.BadParameter(f"{error}: {cmake_args!r}", param_hint="--cmake-args") from None
+    arguments = [*(word for name in backend for word in BACKENDS[name]), *arguments]
     wheel = wheels.build_wheel(portable=portable, cmake_args=arguments, jobs=jobs)
     if wheel_dir is not None:
         print_line(wheels.copy_wheel(wheel, wheel_dir))
@@ -85,6 +93,10 @@ def doctor(as_json: bool = cli.flag("Print one JSON object.", "--json")) -> None
         ("  recorder", recorder),
         ("  llama.cpp", library.commit),
         ("  features", " | ".join(library.features)),
+        *(
+            (f"  {of['name']}", f"{of['description']}: {of['timed']}")
+            for of in found.library.devices
+        ),
         ("programs", ", ".join(found.programs) or "none (instr build --programs builds them)"),
         ("cpu", f"{found.cpu}, {found.cpus} usable"),
         ("compiler", found.compiler or "none (instr build needs one: apt install g++)"),

@@ -228,6 +228,23 @@ def _context(**given: Any) -> Any:
     return ContextOptions(**given)
 
 
+def _placement(
+    device: str | None, tensor_split: str | None, override_tensor: Sequence[str], **given: Any
+) -> Any:
+    from llamacpp_instr.llama.devices import Placement
+
+    try:
+        shares = tuple(float(share) for share in (tensor_split or "").split(",") if share)
+    except ValueError:
+        shares = (-1.0,)
+    if any(not 0 <= share < float("inf") for share in shares) or (shares and not any(shares)):
+        raise UsageError(f"--tensor-split {tensor_split} is no list of shares, such as 3,1")
+    names = tuple(name for name in (device or "").split(",") if name)
+    return Placement(
+        device=names, tensor_split=shares, override_tensor=tuple(override_tensor), **given
+    )
+
+
 def _adapters(values: Sequence[str]) -> list[Any]:
     from llamacpp_instr.model.adapter import parse_adapter
 
@@ -268,6 +285,23 @@ LORA = option(
     multiple=True,
     callback=lambda _ctx, _param, values: _adapters(values),
 )
+
+PLACEMENT = gathered(
+    _placement,
+    gpu_layers=option(
+        "Layers on devices, the last ones; the output is one more.  [default: all]",
+        "N",
+        IntRange(0),
+    ),
+    device=option("Devices that get layers, as `instr doctor` names them; or none.", "NAME,…"),
+    tensor_split=option("Shares of the devices in the layers, such as 3,1.", "SHARE,…"),
+    override_tensor=option(
+        "Tensors whose names match go to a buffer, such as ffn_.*_exps=CPU; may be repeated.",
+        "PATTERN=BUFFER",
+        multiple=True,
+    ),
+)
+"""which parts of a model go to which device, as `Placement`"""
 
 _WRITTEN_BY = {
     ".pftrace": ("--perfetto", "`instr to-perfetto`"),

@@ -19,6 +19,7 @@ from llamacpp_instr.converters.live.show import watched
 from llamacpp_instr.log.schema import LEVELS
 
 if TYPE_CHECKING:
+    from llamacpp_instr.llama.devices import Placement
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.llama.generate import Sampling
     from llamacpp_instr.model.adapter import Adapter
@@ -50,6 +51,7 @@ def _sampling(**given: Any) -> Sampling:
     "instr run model.gguf --prompt-file prompt.txt --repeat 5 --force",
     'instr run demo --prompt "Once upon a time" --perfetto session.pftrace',
     'instr run model.gguf --lora adapter.gguf:0.5 -p "Why is the sky blue?"',
+    'instr run model.gguf --gpu-layers 20 -p "Why is the sky blue?"',
     'instr run demo --prompt "Once upon a time" --capture "l_out-*" -o activations',
     'echo "a sentence" | instr run encoder.gguf --embed --prompt -',
 )
@@ -84,6 +86,7 @@ def run(
     ),
     context: ContextOptions = cli.CONTEXT,
     lora: list[Adapter] = cli.LORA,
+    placement: Placement = cli.PLACEMENT,
     no_mmap: bool = cli.flag("Read the model into memory, do not map it."),
     more: dict[str, Any] = cli.gathered(
         dict,
@@ -151,6 +154,7 @@ def run(
         sampling=sampling,
         context=context,
         lora=lora,
+        placement=placement,
         mmap=not no_mmap,
         on_log_error=on_log_error,
         force=force,

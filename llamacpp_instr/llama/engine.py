@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.llama import native
+from llamacpp_instr.llama.devices import ANYWHERE, Placement
 from llamacpp_instr.llama.log import LlamaFailed, LlamaLog
 from llamacpp_instr.llama.threads import MAX_THREADS, default_threads
 from llamacpp_instr.model.adapter import Adapter
@@ -95,9 +96,12 @@ class CObject:
 class LoadedModel(CObject):
     """A loaded model and its vocabulary."""
 
-    def __init__(self, path: Path, log: LlamaLog, mmap: bool = True, **settings: object) -> None:
-        """Load `path`, a file that `load_model_file` accepted. `settings` are fields of
-        `llama_model_params`."""
+    def __init__(
+        self, path: Path, log: LlamaLog, mmap: bool = True, placement: Placement = ANYWHERE,
+        **settings: object,
+    ) -> None:  # fmt: skip
+        """Load `path`, a file that `load_model_file` and `placement` have accepted. `settings` are
+        fields of `llama_model_params`."""
         header = read_header(path)
         check_hyper_parameters(path, header)
         self.path = path
@@ -107,7 +111,8 @@ class LoadedModel(CObject):
         params = self.api.llama_model_default_params()
         if not mmap:
             params.load_mode = self.api.LLAMA_LOAD_MODE_NONE
-        for name, value in settings.items():
+        self._placed = placement.settings()  # the model points into them
+        for name, value in (settings | self._placed).items():
             setattr(params, name, value)
         go_on = self.api.llama_progress_callback(lambda *_: not log.interrupt.requested)
         params.progress_callback = go_on

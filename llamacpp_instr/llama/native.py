@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,8 @@ def import_llama_cpp() -> ModuleType:
     if only_bindings:
         sys.modules.setdefault("llama_cpp", importlib.util.module_from_spec(spec))
     try:
-        importlib.import_module("llama_cpp.llama_cpp")
+        bindings = importlib.import_module("llama_cpp.llama_cpp")
+        _load_backend(bindings._lib)
         return sys.modules["llama_cpp"]
     # a missing shared object, symbol or dependency raises any of these
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -151,6 +153,25 @@ def import_llama_cpp() -> ModuleType:
         raise NativeError(
             f"llama-cpp-python does not load ({reason}); run `instr build`"
         ) from error
+
+
+@functools.cache
+def _load_backend(lib: ctypes.CDLL) -> None:
+    """Load the backend that `GGML_BACKEND_PATH` names, as llama.cpp's programs do."""
+    path = os.environ.get("GGML_BACKEND_PATH")
+    if not path:
+        return
+    try:
+        ctypes.CDLL(path)  # ggml would only print why it does not load
+    except OSError as error:
+        raise NativeError(f"GGML_BACKEND_PATH: {error}") from None
+    lib.ggml_backend_load.restype = POINTER
+    silent = ctypes.CFUNCTYPE(None, ctypes.c_int, _TEXT, POINTER)(lambda *_: None)
+    lib.ggml_log_set(silent, None)
+    loaded = lib.ggml_backend_load(os.fsencode(path))
+    lib.ggml_log_set(None, None)
+    if not loaded:
+        raise NativeError(f"GGML_BACKEND_PATH: {path} is no backend of ggml, or of another one")
 
 
 class InitParams(ctypes.Structure):

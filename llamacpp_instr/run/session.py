@@ -21,6 +21,7 @@ from llamacpp_instr.base.terminal import abandon_standard_output, notice, write_
 from llamacpp_instr.debugger.stop import Debugger, Go
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import last_words
+from llamacpp_instr.llama.devices import ANYWHERE, Placement
 from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.generate import Sampler, Sampling, check_prompt, embed, generate, tokenize
 from llamacpp_instr.llama.log import Interrupt, captured
@@ -59,6 +60,7 @@ class RunOptions:
     sampling: Sampling = field(default_factory=Sampling)
     context: ContextOptions = field(default_factory=ContextOptions)
     lora: Sequence[Adapter] = ()
+    placement: Placement = ANYWHERE
     mmap: bool = True
     chat: bool = False
     embed: bool = False
@@ -119,7 +121,8 @@ def run(
         check_adapter(of.path, file)
     interrupt = interrupt or Interrupt()
     load_library(interrupt)
-    check_memory(file, options.context, options.mmap)
+    options.placement.check(file)
+    check_memory(file, options.context, options.mmap, options.placement)
     prompts = tokenize(path, options.prompts, chat=options.chat)
 
     def work(model: LoadedModel, session: Recording) -> None:
@@ -165,7 +168,7 @@ def record_model(
             with (
                 last_words(about),
                 debugger or nullcontext(),
-                LoadedModel(path, llama_log, options.mmap) as model,
+                LoadedModel(path, llama_log, options.mmap, options.placement) as model,
             ):
                 model.use(options.lora)
                 work(model, session)

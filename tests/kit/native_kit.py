@@ -112,7 +112,7 @@ class MutableBuild:
     def make(self) -> int:
         """Compile what has changed; returns the exit status."""
         command = ["cmake", "--build", str(self.objects), "--target", "llama"]
-        return subprocess.run(command, env=_with_cmake(), capture_output=True).returncode
+        return subprocess.run(command, env=with_cmake(), capture_output=True).returncode
 
     def code(self) -> dict[str, bytes]:
         """The libraries' bytes."""
@@ -206,7 +206,7 @@ def _build(
     work, binaries = place / "work", place / "bin"
     tree = _tree(work / "tree", patched)
     cpu = None if "-DGGML_NATIVE=OFF" in flags else cpu_identity()
-    env = {**_with_cmake(), **ccache_environment(work, cpu)}
+    env = {**with_cmake(), **ccache_environment(work, cpu)}
     objects = work / "build"
     print(f"building {name}: {' '.join(targets)}", file=sys.__stderr__, flush=True)
     for command in (
@@ -220,7 +220,7 @@ def _build(
     binaries.symlink_to(objects / "bin")
 
 
-def _with_cmake() -> dict[str, str]:
+def with_cmake() -> dict[str, str]:
     """The environment, with cmake and ninja, which came with the test extra, beside this Python."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     return {**os.environ, "PATH": path}

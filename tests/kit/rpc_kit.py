@@ -1,8 +1,4 @@
-"""ggml's RPC backend: a server in another process, and `instr` as its client.
-
-The wheel has no RPC backend. It is compiled here, from the pinned source, against the libraries of
-this environment.
-"""
+"""ggml's RPC backend: a server in another process, and `instr` as its client."""
 
 from __future__ import annotations
 
@@ -15,31 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llamacpp_instr.base.system import cache_dir
-from llamacpp_instr.llama.build.wheel import wheel_key
-from tests.kit.native_kit import ROOT, installed_library, locked, patched_tree
+from tests.kit.backends import compiled_backend
+from tests.kit.native_kit import ROOT
 
 
 def rpc_library() -> Path:
-    """The library of the backend; it is built once for each source."""
-    tree, library = patched_tree() / "ggml", installed_library()
-    folder = tree / "src" / "ggml-rpc"
-    sources = [folder / "ggml-rpc.cpp", folder / "transport.cpp"]
-    texts = [path.read_text() for path in sources]
-    key = wheel_key({"sources": texts, "tree": str(tree)})
-    place = cache_dir() / "tests" / f"rpc-{wheel_key({'library': str(library)})}-{key}"
-    with locked(place) as done:
-        if not done:
-            place.mkdir(parents=True)
-            command = [
-                os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread",
-                *(f"-DGGML_{name}" for name in ("SHARED", "BACKEND_SHARED", "BACKEND_BUILD")),
-                f"-I{tree / 'include'}", f"-I{tree / 'src'}", *map(str, sources),
-                "-o", str(place / "libggml-rpc.so"),
-                f"-L{library}", "-l:libggml-base.so.0", f"-Wl,-rpath,{library}",
-            ]  # fmt: skip
-            subprocess.run(command, check=True)
-    return place / "libggml-rpc.so"
+    """The library of the backend."""
+    return compiled_backend("rpc", ["ggml-rpc.cpp", "transport.cpp"])
 
 
 @contextlib.contextmanager

@@ -36,6 +36,10 @@ CHECKS = {
             graph.splits: start end backend""",
         "a_wait_for_a_device_lies_inside_of_the_callers": "sync: t ctx dur",
     },
+    "devices_vulkan": {
+        "every_node_is_timed_once_and_no_logit_changes": """ops: device split;
+            device: t name description clock tick uncertainty""",
+    },
     "adapters": {
         "the_adapters_of_a_context_are_those_that_were_set": """adapters: t ctx adapters;
             adapters.adapters: file name rank n_weights bytes alpha scale""",

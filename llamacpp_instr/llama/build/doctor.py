@@ -41,6 +41,9 @@ try:
     answer["abi"] = low._lib.llama_instr_abi()
 except AttributeError:
     pass
+if "abi" in answer:
+    from llamacpp_instr.llama.devices import devices
+    answer["devices"] = [device.as_dict() for device in devices()]
 print("\\n" + json.dumps(answer))
 """
 
@@ -71,6 +74,8 @@ class Library:
     """None if it is not the patched library"""
     patches: str = ""
     commit: str = ""
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    """what ggml says about each, and what a log has of its work"""
 
 
 @dataclass

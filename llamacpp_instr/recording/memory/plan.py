@@ -32,6 +32,7 @@ import msgspec
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import ChildEnded, Result, call_in_child
+from llamacpp_instr.llama.devices import ANYWHERE, Placement
 from llamacpp_instr.llama.engine import CACHE_TYPES, ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import Interrupt, LlamaLog, captured
 from llamacpp_instr.log import schema
@@ -54,7 +55,9 @@ MAX_CTX = 1 << 25
 """tokens; beyond this the dry run's own bookkeeping would take gigabytes"""
 
 
-def dry_run(model: ModelFile, options: ContextOptions, mmap: bool) -> MemoryBreakdown:
+def dry_run(
+    model: ModelFile, options: ContextOptions, mmap: bool, placement: Placement
+) -> MemoryBreakdown:
     """`plan_memory` in this process, which must not record a session."""
     options.check()
     check_size(options.ctx or 0)
@@ -66,7 +69,7 @@ def dry_run(model: ModelFile, options: ContextOptions, mmap: bool) -> MemoryBrea
             with ModelContext(dry, replace(options, ubatch=ubatch), embed_tokens):
                 pass
 
-    return _dry_run(model, make, mmap)
+    return _dry_run(model, make, mmap, placement)
 
 
 def dry_run_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
@@ -94,11 +97,11 @@ class LoadError(UsageError):
     """llama.cpp cannot load the model."""
 
 
-def _dry_model(path: Path, log: LlamaLog) -> LoadedModel:
+def _dry_model(path: Path, log: LlamaLog, placement: Placement) -> LoadedModel:
     """A model's metadata, and empty buffers."""
     try:
         # llama.cpp asserts that nothing is mapped
-        return LoadedModel(path, log, mmap=False, no_alloc=True)
+        return LoadedModel(path, log, mmap=False, placement=placement, no_alloc=True)
     except UsageError as error:
         raise LoadError(str(error)) from None
 
@@ -123,9 +126,14 @@ class _RecordedContext(ModelContext):
         return params
 
 
-def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) -> MemoryBreakdown:
+def _dry_run(
+    model: ModelFile,
+    make: Callable[[LoadedModel], None],
+    mmap: bool,
+    placement: Placement = ANYWHERE,
+) -> MemoryBreakdown:
     """The memory of the last context that `make` makes; the one before it is for single tokens."""
-    with dry_context_log(model) as (dry, content):
+    with dry_context_log(model, placement) as (dry, content):
         make(dry)
     single, plan = _breakdowns(bytes(content))[-2:]
     plan = plan.with_room_for(single)
@@ -136,7 +144,9 @@ def _dry_run(model: ModelFile, make: Callable[[LoadedModel], None], mmap: bool) 
 
 
 @contextmanager
-def dry_context_log(model: ModelFile) -> Iterator[tuple[LoadedModel, bytearray]]:
+def dry_context_log(
+    model: ModelFile, placement: Placement = ANYWHERE
+) -> Iterator[tuple[LoadedModel, bytearray]]:
     """The model without its weights, and the log of its use, complete after the block."""
     model.check_has_weights()
     native.load()
@@ -146,7 +156,7 @@ def dry_context_log(model: ModelFile) -> Iterator[tuple[LoadedModel, bytearray]]
         LogPipe(content.extend) as log,
         captured(Interrupt()) as llama_log,
         record(log.path, level="verbose"),
-        _dry_model(model.path, llama_log) as dry,
+        _dry_model(model.path, llama_log, placement) as dry,
     ):
         yield dry, content
 
@@ -240,7 +250,12 @@ _INDICES = {"ffn_gate_tid2eid"}
 """roles of weights whose rows are looked up, not multiplied"""
 
 
-def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> None:
+def check_memory(
+    model: ModelFile,
+    options: ContextOptions,
+    mmap: bool = True,
+    placement: Placement = ANYWHERE,
+) -> None:
     """Raise `UsageError` for a model that must not be loaded into this process, because llama.cpp
     fails or ends the process on it, or because its context does not fit into this machine's memory.
 
@@ -253,7 +268,7 @@ def check_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -
                 f"{model.path}: tensor {weight.name!r} is {weight.type}, with which llama.cpp "
                 "cannot compute; convert the model to another type"
             )
-    plan = plan_memory(model, options, mmap)
+    plan = plan_memory(model, options, mmap, placement)
     # a mapped file may be larger than memory, and other devices have their own memory
     allocated = [use for use in plan.uses if use.buffer.startswith("CPU") and use.buffer != MAPPED]
     needed, there = sum(use.n_bytes for use in allocated), machine_memory()
@@ -273,14 +288,19 @@ def _gb(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:,.1f} GB"
 
 
-def plan_memory(model: ModelFile, options: ContextOptions, mmap: bool = True) -> MemoryBreakdown:
+def plan_memory(
+    model: ModelFile,
+    options: ContextOptions,
+    mmap: bool = True,
+    placement: Placement = ANYWHERE,
+) -> MemoryBreakdown:
     """The memory of a context with the options of `instr run`; of one for embeddings if the model
     has no memory of its own.
 
     Raises `UsageError` for options that the model cannot run with, `LoadError` for a model that
     llama.cpp cannot load, `NativeError` without the patched library.
     """
-    return in_a_child(dry_run, model, options, mmap)
+    return in_a_child(dry_run, model, options, mmap, placement)
 
 
 def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBreakdown:

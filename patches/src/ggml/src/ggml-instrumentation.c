@@ -317,7 +317,8 @@ void ggml_instr_device_end(struct ggml_instr_device_run * run, struct ggml_instr
         return;
     }
     if (n > 0 && device->clock == GGML_INSTR_CLOCK_BOUNDED) {
-        ggml_instr_device_bound(device, run->begin, ops[0].begin ? ops[0].begin : ops[0].end, ggml_instr_clock_ns(), ops[n - 1].end);
+        const struct ggml_instr_device_op * first = &ops[run->first < n ? run->first : 0];
+        ggml_instr_device_bound(device, run->begin, first->begin ? first->begin : first->end, ggml_instr_clock_ns(), ops[n - 1].end);
     }
     run->recorder->end(run, device, ops, n);
     run->recorder = NULL;

@@ -82,6 +82,10 @@ class ggml_vk_instr {
         }
         // the time between two command buffers belongs to no kernel
         const bool is_first = buf != buffer;
+        if (is_first) {
+            current->started.begin = ggml_instr_clock_ns();
+            current->started.first = (int32_t) current->ops.size();
+        }
         if (is_first || current->started.record_begin) {
             buf.writeTimestamp(is_first ? vk::PipelineStageFlagBits::eAllCommands : vk::PipelineStageFlagBits::eTopOfPipe,
                                current->pool, current->next_query());
@@ -152,7 +156,7 @@ class ggml_vk_instr {
         }
         taken->ops.clear();
         if (taken->capacity < n_nodes) {
-            device.destroyQueryPool(taken->pool);
+            device.destroyQueryPool(std::exchange(taken->pool, nullptr));
             const vk::QueryPoolCreateInfo info({}, vk::QueryType::eTimestamp, 2 * n_nodes);
             const bool made = device.createQueryPool(&info, nullptr, &taken->pool) == vk::Result::eSuccess;
             taken->capacity = made ? n_nodes : 0;

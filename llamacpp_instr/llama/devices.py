@@ -1,0 +1,198 @@
+"""The devices of the loaded ggml, and which parts of a model are put on which.
+
+A device that is asked for and is not there is a `UsageError` with what to do: llama.cpp would load
+the model on the CPU, or end the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.llama import native
+from llamacpp_instr.llama.build import BACKENDS
+from llamacpp_instr.model.file import ModelFile
+
+KINDS = ("cpu", "gpu", "igpu", "accel", "meta")
+"""`enum ggml_backend_dev_type`"""
+
+TIMED = {"CPU": "every op", "BLAS": "every op", "Vulkan": "every op, by the device's time stamps"}
+"""by backend: what a log has of its work"""
+NOT_TIMED = "when it gets work, and the waits for it; not its ops"
+
+_POINTER, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+_GGML: native.Signatures = {
+    "ggml_backend_dev_count": (_SIZE, []),
+    "ggml_backend_dev_get": (_POINTER, [_SIZE]),
+    "ggml_backend_dev_name": (_TEXT, [_POINTER]),
+    "ggml_backend_dev_description": (_TEXT, [_POINTER]),
+    "ggml_backend_dev_type": (ctypes.c_int, [_POINTER]),
+    "ggml_backend_dev_backend_reg": (_POINTER, [_POINTER]),
+    "ggml_backend_dev_buffer_type": (_POINTER, [_POINTER]),
+    "ggml_backend_dev_memory": (None, [_POINTER, _POINTER, _POINTER]),
+    "ggml_backend_reg_name": (_TEXT, [_POINTER]),
+    "ggml_backend_buft_name": (_TEXT, [_POINTER]),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as ggml describes it."""
+
+    handle: int
+    name: str
+    description: str
+    kind: str
+    """one of KINDS"""
+    backend: str
+    free_bytes: int
+    """of its memory"""
+    memory_bytes: int
+    buffer_type: int
+    buffer: str
+    """the name of its buffers"""
+
+    @property
+    def takes_layers(self) -> bool:
+        return self.kind in ("gpu", "igpu")
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `instr doctor` says about it."""
+        timed = TIMED.get(self.backend, NOT_TIMED)
+        fields = ("name", "description", "kind", "backend", "free_bytes", "memory_bytes")
+        return {**{name: getattr(self, name) for name in fields}, "timed": timed}
+
+
+def devices() -> list[Device]:
+    """The devices of this process, in ggml's order. Raises `NativeError` without the library."""
+    ggml = native.declare(_GGML, native.import_llama_cpp().llama_cpp._lib)
+    found = []
+    for number in range(ggml.ggml_backend_dev_count()):
+        handle = ggml.ggml_backend_dev_get(number)
+        backend = ggml.ggml_backend_dev_backend_reg(handle)
+        buffer_type = ggml.ggml_backend_dev_buffer_type(handle)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+        found.append(
+            Device(
+                handle,
+                *(
+                    getattr(ggml, f"ggml_backend_dev_{what}")(handle).decode(errors="replace")
+                    for what in ("name", "description")
+                ),
+                KINDS[ggml.ggml_backend_dev_type(handle)],
+                ggml.ggml_backend_reg_name(backend).decode(),
+                free.value,
+                total.value,
+                buffer_type,
+                ggml.ggml_backend_buft_name(buffer_type).decode(),
+            )
+        )
+    return found
+
+
+class _Override(ctypes.Structure):
+    """`struct llama_model_tensor_buft_override`: include/llama.h."""
+
+    _fields_ = (("pattern", _TEXT), ("buft", _POINTER))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What goes to which device; nothing given is llama.cpp's default: all layers, all devices."""
+
+    gpu_layers: int | None = None
+    """the last layers, and the output as one more"""
+    device: Sequence[str] = ()
+    """names; `none` alone is no device"""
+    tensor_split: Sequence[float] = ()
+    """shares of the devices"""
+    override_tensor: Sequence[str] = ()
+    """PATTERN=BUFFER: tensors whose names match the regular expression"""
+
+    def check(self, model: ModelFile) -> None:
+        """Raise `UsageError` for what this process or the model has not."""
+        if self == ANYWHERE:
+            return
+        there = devices()
+        gpus = [of.name for of in there if of.takes_layers]
+        for name in self._names():
+            if name not in gpus:
+                raise UsageError(f"--device {name}: {_no_device(name, gpus)}")
+        if self.gpu_layers and not gpus:
+            raise UsageError(f"--gpu-layers {self.gpu_layers}: {_no_device('', gpus)}")
+        layers = model.hyper_parameter("block_count")
+        if isinstance(layers, int) and (self.gpu_layers or 0) > layers + 1:
+            raise UsageError(
+                f"--gpu-layers is {self.gpu_layers}; {model.path} has {layers} layers, "
+                f"{layers + 1} with its output"
+            )
+        used = len(self._names() or gpus)
+        if self.tensor_split and len(self.tensor_split) != used:
+            raise UsageError(
+                f"--tensor-split has {len(self.tensor_split)} shares for {used} devices"
+            )
+        self._overrides(there)
+
+    def settings(self) -> dict[str, object]:
+        """Fields of `llama_model_params`. What they point to must live as long as the model."""
+        if self == ANYWHERE:
+            return {}
+        there = devices()
+        found: dict[str, object] = {}
+        if self.gpu_layers is not None:
+            found["n_gpu_layers"] = self.gpu_layers
+        if self.device:
+            handles = [of.handle for name in self._names() for of in there if of.name == name]
+            ended = (_POINTER * (len(handles) + 1))(*handles)
+            found["devices"] = ctypes.cast(ended, _POINTER)
+        if self.tensor_split:
+            most = int(native.import_llama_cpp().llama_cpp.llama_max_devices())
+            found["tensor_split"] = (ctypes.c_float * most)(*self.tensor_split)
+        if self.override_tensor:
+            pairs = self._overrides(there)
+            overrides = [_Override(pattern.encode(), of) for pattern, of in pairs]
+            ended = (_Override * (len(pairs) + 1))(*overrides)
+            found["tensor_buft_overrides"] = ctypes.cast(ended, _POINTER)
+        return found
+
+    def _names(self) -> list[str]:
+        return [name for name in self.device if name != "none"]
+
+    def _overrides(self, there: Sequence[Device]) -> list[tuple[str, int]]:
+        """The patterns, and the types of their buffers."""
+        buffers = {of.buffer: of.buffer_type for of in there}
+        found = []
+        for text in self.override_tensor:
+            pattern, equal, buffer = text.rpartition("=")
+            if not equal or not pattern:
+                raise UsageError(f"--override-tensor {text!r} is not PATTERN=BUFFER")
+            if buffer not in buffers:
+                raise UsageError(
+                    f"--override-tensor {text!r}: there is no buffer {buffer!r}, only "
+                    f"{', '.join(buffers)}"
+                )
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise UsageError(f"--override-tensor {text!r}: {error}") from None
+            found.append((pattern, buffers[buffer]))
+        return found
+
+
+ANYWHERE = Placement()
+"""llama.cpp's own choice"""
+
+
+def _no_device(name: str, gpus: Sequence[str]) -> str:
+    """Why a device is not there, and what to do."""
+    backend = re.sub(r"\d+$", "", name).lower()
+    is_built = any(of.lower().startswith(backend) for of in gpus)
+    if gpus and (is_built or backend not in BACKENDS):
+        return f"there is no such device, only {', '.join(gpus)}; see `instr doctor`"
+    named = backend if backend in BACKENDS and backend != "blas" else "cuda` or `--backend vulkan"
+    return f"there is no such device; run `instr build --backend {named}`, and see `instr doctor`"

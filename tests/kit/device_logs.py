@@ -1,0 +1,143 @@
+"""Sessions on devices, and what their logs must have, whichever the device is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import read_events
+from tests.kit.native_kit import ROOT
+
+Event = dict[str, Any]
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class DeviceSession:
+    """A session that `tests/programs/device_session.py` recorded."""
+
+    log: Path
+    equal: bool | None
+    """whether the logits were those without a session"""
+    devices: dict[str, str]
+    """name -> description, as ggml has them"""
+
+    def events(self, name: str | None = None) -> list[Event]:
+        return read_events(self.log, name)
+
+
+def record_on(
+    modules: Sequence[Path], log: Path, model: Path, *, level: str = "detailed", layers: int = -1,
+    contexts: int = 1, environment: Mapping[str, str] | None = None,
+) -> DeviceSession:  # fmt: skip
+    """Record a session with these backends."""
+    env = {**os.environ, "GGML_BACKEND_PATH": ":".join(map(str, modules)), **(environment or {})}
+    words = [model, log, level, layers, contexts]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.programs.device_session", *map(str, words)],
+        cwd=ROOT, env=env, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return DeviceSession(log, **json.loads(done.stdout))
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """An `ops` line with what it refers to."""
+
+    line: Event
+    compute: Event
+    graph: Event
+    nodes: list[int]
+    """that are executed"""
+    firsts: list[int]
+    """the first node of each kernel"""
+
+    @property
+    def spans(self) -> list[Span]:
+        """When each kernel began and ended."""
+        return spans_of(self.line)
+
+    @property
+    def span(self) -> Span:
+        return self.spans[0][0], self.spans[-1][1]
+
+    @property
+    def busy(self) -> int:
+        return sum(self.line["dur"])
+
+
+def spans_of(event: Event) -> list[Span]:
+    """The intervals of an event with the columns `gap` and `dur`."""
+    found, at = [], event["t"]
+    for gap, dur in zip(event.get("gap") or [0] * len(event["dur"]), event["dur"], strict=True):
+        found.append((at + gap, at + gap + dur))
+        at += gap + dur
+    return found
+
+
+def splits_of(events: Sequence[Event]) -> dict[tuple[int, int], Span]:
+    """By compute and split: when its submission, or its computation, began and ended."""
+    return {
+        (event["compute"], split): span
+        for event in events
+        if event["event"] == "splits"
+        for split, span in zip(event["split"], spans_of(event), strict=True)
+    }
+
+
+def kernels_of(events: Sequence[Event]) -> Iterator[Kernels]:
+    """The kernels of the devices and of the first thread, with their computes."""
+    graphs: dict[int, Event] = {}
+    plans: dict[int, Event] = {}
+    computes: dict[int, Event] = {}
+    for event in events:
+        match event["event"]:
+            case "graph":
+                graphs[event["graph"]] = event
+            case "plan":
+                plans[event["plan"]] = event
+            case "compute":
+                computes[event["compute"]] = event
+            case "ops" if event.get("thread", 0) == 0:
+                plan, compute = plans[event["plan"]], computes[event["compute"]]
+                graph = graphs[compute["graph"]]
+                assert plan["graph"] == compute["graph"]
+                counts = plan.get("n") or [1] * len(plan["node"])
+                assert len(event["dur"]) == len(counts) == len(event.get("gap", counts))
+                runs = graph["nodes"]["exec"]
+                nodes = [
+                    i
+                    for node, n in zip(plan["node"], counts, strict=True)
+                    for i in range(node, node + n)
+                    if runs[i]
+                ]
+                yield Kernels(event, compute, graph, nodes, plan["node"])
+
+
+def check_coverage(events: Sequence[Event]) -> Counter[str]:
+    """Asserts that each executed node of each compute is in exactly one kernel, and those of a
+    device in its split. Returns the nodes of each device; those of the first thread are `""`."""
+    found: Counter[str] = Counter()
+    seen: dict[int, Counter[int]] = {}
+    for kernels in kernels_of(events):
+        device = kernels.line.get("device", "")
+        found[device] += len(kernels.nodes)
+        seen.setdefault(kernels.compute["compute"], Counter()).update(kernels.nodes)
+        if device:
+            split = kernels.graph["splits"][kernels.line["split"]]
+            assert split["backend"] == device
+            assert all(split["start"] <= node < split["end"] for node in kernels.nodes)
+    graphs = {event["graph"]: event for event in events if event["event"] == "graph"}
+    for event in events:
+        if event["event"] == "compute":
+            runs = graphs[event["graph"]]["nodes"]["exec"]
+            wanted = Counter(i for i, is_run in enumerate(runs) if is_run)
+            assert seen[event["compute"]] == wanted
+    return found
