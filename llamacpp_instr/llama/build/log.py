@@ -36,6 +36,23 @@ _CAUSES: tuple[tuple[str, str], ...] = (
         r"No CMAKE_(?:C|CXX)_COMPILER could be found|is not able to compile a simple test program",
         "no working C++ compiler was found; install one (Debian, Ubuntu: apt install g++)",
     ),
+    (
+        r"Could NOT find Vulkan|provided by \"SPIRV-Headers\"",
+        "Vulkan's loader, headers or shader compiler are missing; install them (Debian, Ubuntu: "
+        "apt install libvulkan-dev glslc spirv-headers)",
+    ),
+    (
+        r"LayerSettingEXT\W+is not a member",
+        "the headers of Vulkan are too old; llama.cpp needs those of Debian 13 (1.4.309) or newer",
+    ),
+    (
+        r"CUDA Toolkit not found|Failed to find nvcc|No CMAKE_CUDA_COMPILER|CUDA::cublas",
+        "CUDA's compiler or libraries were not found; install the CUDA toolkit, with nvcc in PATH",
+    ),
+    (
+        r"BLAS not found",
+        "OpenBLAS was not found; install it (Debian, Ubuntu: apt install libopenblas-dev)",
+    ),
     (r"(?:^|\s)(?:\S+:\d+(?::\d+)?: )(?:fatal )?error: .*", "{line}"),
     (r"^\s*CMake Error.*", "{line}"),
     (r"undefined reference to .*", "{line}"),
