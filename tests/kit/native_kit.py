@@ -270,7 +270,12 @@ def _root(place: Path) -> Path:
 
 
 if __name__ == "__main__":
+    from tests.kit.backends import blas_module, has_openblas, has_vulkan, vulkan_module
     from tests.kit.llama_programs import programs
 
     random_models()
     programs()
+    if has_openblas():
+        blas_module()
+    if has_vulkan():
+        vulkan_module()

@@ -36,7 +36,7 @@ int main(int, char ** argv) {
             const ggml_instr_device_op ops[] = { { 0, b, b }, { 1, 0, c } };
             ggml_instr_device_run run = {};
             run.recorder = &recorder;
-            run.begin    = a;
+            run.begin = run.last_begin = a;
             device.clock = GGML_INSTR_CLOCK_BOUNDED;
             ggml_instr_device_end(&run, &device, ops, 2);
         }

@@ -33,6 +33,9 @@ from tests.kit.native_kit import patched_tree
 
 SOURCES = (".c", ".cpp")
 
+ELSEWHERE = ("ggml/src/ggml-blas/", "ggml/src/ggml-vulkan/")
+"""what needs more than a compiler: `tests.kit.backends` compiles it"""
+
 NOT_KEPT = (
     # newer than the clang-tidy that llama.cpp uses: its own files fail these many times
     "misc-include-cleaner",
@@ -114,14 +117,16 @@ def own_files() -> list[str]:
 
 
 def patched_files() -> list[str]:
-    """The sources of llama.cpp that the series changes."""
+    """The sources of llama.cpp that the series changes, without those of ELSEWHERE."""
     patches = patches_dir()
     found = set()
     for name in read_series(patches):
         if not concerns_wheel(name):
             text = (patches / name).read_text(encoding="utf-8")
             found |= set(re.findall(r"^diff --git a/(\S+) ", text, re.MULTILINE))
-    return sorted(file for file in found if file.endswith(SOURCES))
+    return sorted(
+        file for file in found if file.endswith(SOURCES) and not file.startswith(ELSEWHERE)
+    )
 
 
 def _search_path() -> str:

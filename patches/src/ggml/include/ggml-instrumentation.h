@@ -149,8 +149,9 @@ struct ggml_instr_device_run {
     int32_t  split;
     int32_t  node_offset;   // of the sub-graph within the whole graph
     bool     record_begin;  // of each kernel, too; otherwise only where one does not begin at the end of the one before
-    uint64_t begin;         // in nanoseconds
-    int32_t  first;         // the kernel that cannot have begun before that: 0, unless the backend sets both
+    uint64_t begin;         // of its submission, in nanoseconds
+    uint64_t last_begin;    // a later one, of a part of it, if the backend sets it
+    int32_t  last;          // the first kernel of that part
 };
 
 // a kernel, in ticks of the device

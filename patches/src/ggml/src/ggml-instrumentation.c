@@ -236,7 +236,7 @@ bool ggml_instr_device_begin(struct ggml_instr_device_run * run) {
     run->split        = sink->split;
     run->node_offset  = sink->node_offset;
     run->record_begin = sink->record_wait;
-    run->begin        = ggml_instr_clock_ns();
+    run->begin        = run->last_begin = ggml_instr_clock_ns();
     return true;
 }
 
@@ -293,11 +293,19 @@ void ggml_instr_device_calibrate(struct ggml_instr_device * device, uint64_t ns,
 }
 
 // Without calibration: what ran between two moments of the log's clock bounds the other one.
-static void ggml_instr_device_bound(struct ggml_instr_device * device, uint64_t begin, uint64_t first, uint64_t end, uint64_t last) {
-    const double drift = 2e-5;  // of two clocks, at most
+static void ggml_instr_device_bound(struct ggml_instr_device * device, const struct ggml_instr_device_run * run, const struct ggml_instr_device_op * ops, int32_t n) {
+    const double   drift = 2e-5;  // of two clocks, at most
+    const uint64_t end   = ggml_instr_clock_ns();
+    const uint64_t begin = run->begin;
+    const uint64_t first = ops[0].begin ? ops[0].begin : ops[0].end;
     // of the first stamp, since `begin`
     double earliest = 0;
-    double latest   = (double) (end - begin) - ggml_instr_ticks_since(device, first, last) * device->tick;
+    double latest   = (double) (end - begin) - ggml_instr_ticks_since(device, first, ops[n - 1].end) * device->tick;
+    if (run->last < n) {
+        const uint64_t last  = ops[run->last].begin ? ops[run->last].begin : ops[run->last].end;
+        const double   since = (double) (run->last_begin - begin) - ggml_instr_ticks_since(device, first, last) * device->tick;
+        earliest = since > 0 ? since : 0;
+    }
     if (device->joined && (double) (begin - device->ns) < (double) (device->mask / 2) * device->tick) {
         const double expected = (double) (int64_t) (ggml_instr_device_ns(device, first) - begin);
         const double margin   = (double) device->uncertainty + drift * (double) (end - device->ns);
@@ -317,8 +325,7 @@ void ggml_instr_device_end(struct ggml_instr_device_run * run, struct ggml_instr
         return;
     }
     if (n > 0 && device->clock == GGML_INSTR_CLOCK_BOUNDED) {
-        const struct ggml_instr_device_op * first = &ops[run->first < n ? run->first : 0];
-        ggml_instr_device_bound(device, run->begin, first->begin ? first->begin : first->end, ggml_instr_clock_ns(), ops[n - 1].end);
+        ggml_instr_device_bound(device, run, ops, n);
     }
     run->recorder->end(run, device, ops, n);
     run->recorder = NULL;

@@ -83,8 +83,8 @@ class ggml_vk_instr {
         // the time between two command buffers belongs to no kernel
         const bool is_first = buf != buffer;
         if (is_first) {
-            current->started.begin = ggml_instr_clock_ns();
-            current->started.first = (int32_t) current->ops.size();
+            current->started.last_begin = ggml_instr_clock_ns();
+            current->started.last       = (int32_t) current->ops.size();
         }
         if (is_first || current->started.record_begin) {
             buf.writeTimestamp(is_first ? vk::PipelineStageFlagBits::eAllCommands : vk::PipelineStageFlagBits::eTopOfPipe,
