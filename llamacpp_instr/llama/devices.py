@@ -131,10 +131,11 @@ class Placement:
                 f"--gpu-layers is {self.gpu_layers}; {model.path} has {layers} layers, "
                 f"{layers + 1} with its output"
             )
-        used = len(self._names() or gpus)
-        if self.tensor_split and len(self.tensor_split) != used:
+        used = [] if "none" in self.device else self._names() or gpus
+        if self.tensor_split and len(self.tensor_split) != len(used):
             raise UsageError(
-                f"--tensor-split has {len(self.tensor_split)} shares for {used} devices"
+                f"--tensor-split has {len(self.tensor_split)} shares; the devices are: "
+                f"{', '.join(used) or 'none'}"
             )
         self._overrides(there)
 

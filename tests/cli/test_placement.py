@@ -1,0 +1,76 @@
+"""`instr run` puts layers where its options say, and refuses in one line what is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Instr, assert_refused, read_events
+from tests.kit.backends import needs_vulkan, vulkan_environment, vulkan_module
+
+pytestmark = pytest.mark.native
+
+RUN = ("run", "demo", "-p", "a", "-n", "2", "--log", "a.log", "--force")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--gpu-layers 2", "--gpu-layers 2: there is no such device; run `instr build --backend"),
+        ("--device Vulkan0", "run `instr build --backend vulkan`"),
+        ("--device CUDA0", "run `instr build --backend cuda`"),
+        ("--tensor-split 1,2", "2 shares; the devices are: none"),
+        ("--tensor-split 1,x", "1,x is no list of shares"),
+        ("--tensor-split 0,0", "0,0 is no list of shares"),
+        ("--override-tensor ffn", "'ffn' is not PATTERN=BUFFER"),
+        ("--override-tensor x=Vulkan0", "there is no buffer 'Vulkan0', only CPU"),
+        ("--override-tensor (=CPU", "unterminated subpattern"),
+    ],
+)
+def test_what_is_not_there_is_one_line(instr: Instr, words: str, said: str) -> None:
+    assert_refused(instr(*RUN, *words.split()), said)
+
+
+@pytest.mark.parametrize("name", ["missing.so", "empty.so"])
+def test_a_backend_that_does_not_load_is_one_line(
+    started_instr: Instr, tmp_path: Path, environment: dict[str, str], name: str
+) -> None:
+    (tmp_path / "empty.so").touch()
+    environment["GGML_BACKEND_PATH"] = str(tmp_path / name)
+    try:
+        assert_refused(started_instr(*RUN), "GGML_BACKEND_PATH: ", name)
+    finally:
+        del environment["GGML_BACKEND_PATH"]
+
+
+@needs_vulkan
+@pytest.mark.parametrize(
+    ("words", "nodes"),
+    [
+        ("", 81),
+        ("--gpu-layers 0", 0),
+        ("--gpu-layers 5 --device Vulkan0 --tensor-split 1", 81),
+        ("--device none", 0),
+        ("--gpu-layers 6", "4 layers, 5 with its output"),
+        ("--device Vulkan1", "there is no such device, only Vulkan0"),
+    ],
+)
+def test_layers_go_where_the_options_say(
+    started_instr: Instr, tmp_path: Path, environment: dict[str, str], words: str, nodes: int | str
+) -> None:
+    more = {**vulkan_environment(), "GGML_BACKEND_PATH": str(vulkan_module())}
+    environment |= more
+    try:
+        done = started_instr(*RUN, *words.split())
+    finally:
+        for key in more:
+            del environment[key]
+    if isinstance(nodes, str):
+        assert_refused(done, nodes)
+        return
+    assert done.returncode == 0, done.stderr
+    (graph, *_) = read_events(tmp_path / "a.log", "graph")
+    on_device = [of for of in graph["splits"] if of["backend"] == "Vulkan0"]
+    runs = graph["nodes"]["exec"]
+    assert sum(sum(runs[of["start"] : of["end"]]) for of in on_device) == nodes
