@@ -248,7 +248,10 @@ def test_progress_redraws_one_line_on_a_terminal() -> None:
         ("NewConnectionError: no route\n", "cannot be reached"),
         ("  Could NOT find Vulkan (missing: Vulkan_LIBRARY glslc)\n", "libvulkan-dev glslc"),
         ('file provided by "SPIRV-Headers" with any', "spirv-headers"),
-        ("x.cpp:5: error: \u2018LayerSettingEXT\u2019 is not a member of \u2018vk\u2019\n", "1.4.309"),
+        (
+            "x.cpp:5: error: \u2018LayerSettingEXT\u2019 is not a member of \u2018vk\u2019\n",
+            "1.4.309",
+        ),
         ("  CUDA Toolkit not found\n", "install the CUDA toolkit"),
         ("  BLAS not found, please refer to\n", "apt install libopenblas-dev"),
         ("ERROR: Could not find a version that satisfies the requirement x (from y)", "has no x;"),

@@ -34,14 +34,15 @@ def test_what_is_not_there_is_one_line(instr: Instr, words: str, said: str) -> N
 
 @pytest.mark.parametrize("name", ["missing.so", "empty.so"])
 def test_a_backend_that_does_not_load_is_one_line(
-    started_instr: Instr, tmp_path: Path, environment: dict[str, str], name: str
+    started_instr: Instr,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     (tmp_path / "empty.so").touch()
-    environment["GGML_BACKEND_PATH"] = str(tmp_path / name)
-    try:
-        assert_refused(started_instr(*RUN), "GGML_BACKEND_PATH: ", name)
-    finally:
-        del environment["GGML_BACKEND_PATH"]
+    monkeypatch.setitem(environment, "GGML_BACKEND_PATH", str(tmp_path / name))
+    assert_refused(started_instr(*RUN), "GGML_BACKEND_PATH: ", name)
 
 
 @needs_vulkan
@@ -57,15 +58,17 @@ def test_a_backend_that_does_not_load_is_one_line(
     ],
 )
 def test_layers_go_where_the_options_say(
-    started_instr: Instr, tmp_path: Path, environment: dict[str, str], words: str, nodes: int | str
+    started_instr: Instr,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    nodes: int | str,
 ) -> None:
     more = {**vulkan_environment(), "GGML_BACKEND_PATH": str(vulkan_module())}
-    environment |= more
-    try:
-        done = started_instr(*RUN, *words.split())
-    finally:
-        for key in more:
-            del environment[key]
+    for name, value in more.items():
+        monkeypatch.setitem(environment, name, value)
+    done = started_instr(*RUN, *words.split())
     if isinstance(nodes, str):
         assert_refused(done, nodes)
         return
