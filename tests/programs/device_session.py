@@ -3,9 +3,9 @@
     device_session.py MODEL LOG LEVEL LAYERS [CONTEXTS]
 
 `GGML_BACKEND_PATH` names the modules of devices, apart from each other by a colon. LAYERS go to
-them, the last ones; -1 is all. With 2 CONTEXTS, they submit in turns. With 0, the session ends
-while a device still computes. Prints a JSON object: whether the logits are equal to the bit, and
-the devices with what ggml says about them.
+them, the last ones; -1 is all. LEVEL `exec` leaves the session to the environment. With 2 CONTEXTS,
+they submit in turns. With 0, the session ends while a device still computes. Prints a JSON object:
+whether the logits are equal to the bit, and the devices with what ggml says about them.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ def devices() -> dict[str, str]:
 
 
 def begin(log: str, level: str) -> None:
+    if level == "exec":
+        return  # as `instr exec` has set the environment
     assert api._lib.llama_instr_begin(log.encode(), level.encode(), None, None, 1) == 0
 
 
-def end() -> None:
-    assert api._lib.llama_instr_end() == 0
+def end(level: str) -> None:
+    assert level == "exec" or api._lib.llama_instr_end() == 0
 
 
 def submit(context: Any, tokens: list[int]) -> None:
@@ -73,7 +75,7 @@ def main(path: str, log: str, level: str, layers: int, contexts: int = 1) -> Non
         begin(log, level)
         recorded = probe.compute(api, model, 2, 4)
         equal = all(plain[name].tobytes() == recorded[name].tobytes() for name in plain)
-        end()
+        end(level)
     else:
         made = [context_of(model) for _ in range(contexts or 1)]
         submit(made[0], [1, 2, 3])  # the graph of a prompt is there, and its shaders
@@ -84,7 +86,7 @@ def main(path: str, log: str, level: str, layers: int, contexts: int = 1) -> Non
                 submit(context, [5 + i] * (40 if i == 0 else 1))
         for context in made[:contexts]:
             api.llama_synchronize(context)
-        end()
+        end(level)
         for context in made:
             api.llama_free(context)
     api.llama_model_free(model)

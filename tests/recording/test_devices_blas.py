@@ -8,14 +8,23 @@ import pytest
 
 from tests.kit.backends import blas_module, needs_openblas
 from tests.kit.device_logs import check_coverage, kernels_of, record_on, splits_of
-from tests.kit.native_kit import DEMO
+from tests.kit.native_kit import DEMO, random_models
 
 pytestmark = [pytest.mark.native, needs_openblas]
 
 
-@pytest.mark.parametrize("level", ["detailed", "verbose"])
-def test_every_node_is_timed_once_and_no_logit_changes(tmp_path: Path, level: str) -> None:
-    session = record_on([blas_module()], tmp_path / "blas.log", DEMO, level=level)
+MODELS = ["llama4-moe", "gemma3-dense", "deepseek2-moe", "qwen3next-moe", "mamba-dense"]
+
+
+@pytest.mark.parametrize(
+    ("level", "name"),
+    [("detailed", "demo"), ("verbose", "demo"), *(("detailed", name) for name in MODELS)],
+)
+def test_every_node_is_timed_once_and_no_logit_changes(
+    tmp_path: Path, level: str, name: str
+) -> None:
+    model = DEMO if name == "demo" else random_models() / f"{name}.gguf"
+    session = record_on([blas_module()], tmp_path / "blas.log", model, level=level)
     assert session.equal is True
     events = session.events()
     assert check_coverage(events).keys() == {""}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import read_events
 from tests.kit.backends import (
     blas_module,
     needs_openblas,
@@ -23,7 +24,7 @@ from tests.kit.device_logs import (
     record_on,
     splits_of,
 )
-from tests.kit.native_kit import DEMO
+from tests.kit.native_kit import DEMO, random_models
 
 pytestmark = [pytest.mark.native, needs_vulkan]
 
@@ -102,6 +103,34 @@ def test_what_a_device_has_not_computed_when_a_session_ends_is_dropped(tmp_path:
     assert compute.get("status", 0) == 0
     assert [of for of in session.events("ops") if "device" in of] == []
     assert last["dropped_ops"] == runs > 50
+
+
+def test_a_part_of_a_rotated_log_has_the_kernels_of_its_computes(tmp_path: Path) -> None:
+    """A part stays open until the device is done with what was submitted in it."""
+    log = tmp_path / "rotated.log"
+    recording = {"LLAMA_INSTR_LOG": str(log), "LLAMA_INSTR_ROTATE": "30000"}
+    record_on(
+        [vulkan_module()], log, DEMO, level="exec", contexts=2,
+        environment={**vulkan_environment(), **recording},
+    )  # fmt: skip
+    parts = [log, *tmp_path.glob("rotated.part*.log")]
+    assert len(parts) > 1
+    computes = [event for part in parts for event in read_events(part, "compute")]
+    assert len(computes) == len({event["compute"] for event in computes}) > 8
+    assert sum(check_coverage(read_events(part))["Vulkan0"] for part in parts) > 400
+
+
+@pytest.mark.parametrize("name", ["llama4-moe", "gemma3-dense", "qwen3next-moe", "mamba-dense"])
+def test_other_architectures(tmp_path: Path, name: str) -> None:
+    """A mixture of experts, whose choice is one kernel of many nodes; recurrent models."""
+    session = record_on(
+        [vulkan_module()], tmp_path / "a.log", random_models() / f"{name}.gguf",
+        environment=vulkan_environment(),
+    )  # fmt: skip
+    assert session.equal is True
+    events = session.events()
+    assert check_coverage(events)["Vulkan0"] > 100
+    check_times(events)
 
 
 def test_at_the_lowest_level_nothing_is_stamped(tmp_path: Path) -> None:
