@@ -195,5 +195,6 @@ def _no_device(name: str, gpus: Sequence[str]) -> str:
     is_built = any(of.lower().startswith(backend) for of in gpus)
     if gpus and (is_built or backend not in BACKENDS):
         return f"there is no such device, only {', '.join(gpus)}; see `instr doctor`"
-    named = backend if backend in BACKENDS and backend != "blas" else "cuda` or `--backend vulkan"
-    return f"there is no such device; run `instr build --backend {named}`, and see `instr doctor`"
+    named = [backend] if backend in BACKENDS and backend != "blas" else ["vulkan", "cuda"]
+    builds = " or ".join(f"`instr build --backend {of}`" for of in named)
+    return f"there is no such device; run {builds}, and see `instr doctor`"
