@@ -79,17 +79,15 @@ def devices() -> list[Device]:
         ggml.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
         found.append(
             Device(
-                handle,
-                *(
-                    getattr(ggml, f"ggml_backend_dev_{what}")(handle).decode(errors="replace")
-                    for what in ("name", "description")
-                ),
-                KINDS[ggml.ggml_backend_dev_type(handle)],
-                ggml.ggml_backend_reg_name(backend).decode(),
-                free.value,
-                total.value,
-                buffer_type,
-                ggml.ggml_backend_buft_name(buffer_type).decode(),
+                handle=handle,
+                name=ggml.ggml_backend_dev_name(handle).decode(errors="replace"),
+                description=ggml.ggml_backend_dev_description(handle).decode(errors="replace"),
+                kind=KINDS[ggml.ggml_backend_dev_type(handle)],
+                backend=ggml.ggml_backend_reg_name(backend).decode(),
+                free_bytes=free.value,
+                memory_bytes=total.value,
+                buffer_type=buffer_type,
+                buffer=ggml.ggml_backend_buft_name(buffer_type).decode(),
             )
         )
     return found
@@ -157,8 +155,8 @@ class Placement:
         if self.override_tensor:
             pairs = self._overrides(there)
             overrides = [_Override(pattern.encode(), of) for pattern, of in pairs]
-            ended = (_Override * (len(pairs) + 1))(*overrides)
-            found["tensor_buft_overrides"] = ctypes.cast(ended, _POINTER)
+            all_of_them = (_Override * (len(pairs) + 1))(*overrides)
+            found["tensor_buft_overrides"] = ctypes.cast(all_of_them, _POINTER)
         return found
 
     def _names(self) -> list[str]:
