@@ -56,7 +56,7 @@ MAX_CTX = 1 << 25
 
 
 def dry_run(
-    model: ModelFile, options: ContextOptions, mmap: bool, placement: Placement
+    model: ModelFile, options: ContextOptions, mmap: bool, placement: Placement = ANYWHERE
 ) -> MemoryBreakdown:
     """`plan_memory` in this process, which must not record a session."""
     options.check()
