@@ -14,6 +14,7 @@ import pytest
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama.crashes import ChildEnded
+from llamacpp_instr.llama.devices import ANYWHERE, Placement
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.file import load_model_file
@@ -125,8 +126,11 @@ def test_a_weight_that_ggml_cannot_multiply_is_refused(
         assert not asked
     else:
         plan.check_memory(model, options)
-        plan.check_memory(model, options, mmap=False)
-        assert asked == [(model, options, True), (model, options, False)]
+        plan.check_memory(model, options, mmap=False, placement=Placement(gpu_layers=1))
+        assert asked == [
+            (model, options, True, ANYWHERE),
+            (model, options, False, Placement(gpu_layers=1)),
+        ]
 
 
 # --- in a child ---
@@ -149,7 +153,7 @@ def test_what_ends_the_child_is_an_error_of_the_model(monkeypatch: pytest.Monkey
     options = ContextOptions()
     for mmap in ((), (True,), (False,)):
         plan.plan_memory(MODEL, options, *mmap)
-        assert calls[-1][1:] == (plan.dry_run, MODEL, options, mmap != (False,))
+        assert calls[-1][1:] == (plan.dry_run, MODEL, options, mmap != (False,), ANYWHERE)
 
 
 def planned_again(
