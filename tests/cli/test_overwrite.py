@@ -149,8 +149,8 @@ PEERS = {("import", "--output")}
 """needs PyTorch; tests/peers runs it"""
 NO_FILE = {
     "A,B,...", "ADDRESS", "ARGS", "A[-B]", "COLUMN", "DATASET", "KEY=PATTERN",
-    "KEY[,KEY]", "N", "N,...", "NAME", "OP,…", "PATTERN", "PERCENT", "PATTERN=TYPE",
-    "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,...", "TYPE,…",
+    "KEY[,KEY]", "N", "N,...", "NAME", "NAME,…", "OP,…", "PATTERN", "PATTERN=BUFFER", "PERCENT",
+    "PATTERN=TYPE", "SHARE,…", "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,...", "TYPE,…",
 }  # fmt: skip
 """metavars of the other options"""
 

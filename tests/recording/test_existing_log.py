@@ -134,7 +134,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFIN
 
 
 @pytest.mark.parametrize(
-    ("n_bytes", "told"), [(0, "nothing is recorded: "), (40_000, "incomplete log: ")]
+    ("n_bytes", "told"), [(0, "nothing is recorded: "), (20_000, "incomplete log: ")]
 )
 def test_a_full_disk_is_told_even_where_the_program_is_not_verbose(
     started_instr: Instr, application: Path, demo_model: Path, tmp_path: Path, n_bytes: int,
