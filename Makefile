@@ -9,6 +9,7 @@
 # make sanitize     run the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; each
 #                   loads and frees models for STRESS_SECONDS (20)
 # make test-peers   compare imports with transformers, exports with the tools that read them; installs PyTorch (5 GB)
+# make test-devices more modes of Vulkan, more architectures; its shaders take minutes
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
@@ -51,7 +52,7 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test docker-test
+.PHONY: demo view test test-devices test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test docker-test
 .PHONY: load mutate mutate-native fuzz release pictures quantization bench ui-kit clean
 
 demo: native
@@ -67,7 +68,7 @@ view: $(VIEW_INSTALLED)
 # before they start, so that a test that hangs ends sooner. The two variables save CPU time: Python keeps
 # what it compiles, and OpenMP's threads do not spin while they wait. Some tests wait, so there is a worker
 # more than CPUs; xdist would begin with the files of many tests, and end with one slow file on one CPU.
-WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
+WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 2)")
 SUITE = -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail -o faulthandler_timeout=400
 IN_SUITE := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=passive
 
@@ -105,6 +106,10 @@ test-oldest: $(OLDEST_INSTALLED)
 test-peers: $(PEERS_INSTALLED) $(UI_KIT)
 	$(PEERS)/bin/instr build
 	$(PEERS)/bin/python -m pytest tests/peers/*_suite.py --durations=0 --durations-min=5
+
+# its shaders take the driver minutes
+test-devices: native $(TEST_INSTALLED)
+	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/vulkan_suite.py --durations=0 --durations-min=5
 
 test-docs: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests/newcomer/suite.py --durations=0 --durations-min=1

@@ -51,7 +51,7 @@ def _sampling(**given: Any) -> Sampling:
     "instr run model.gguf --prompt-file prompt.txt --repeat 5 --force",
     'instr run demo --prompt "Once upon a time" --perfetto session.pftrace',
     'instr run model.gguf --lora adapter.gguf:0.5 -p "Why is the sky blue?"',
-    'instr run model.gguf --gpu-layers 20 -p "Why is the sky blue?"',
+    'instr run model.gguf --gpu-layers 0 -p "Why is the sky blue?"    # on the CPU alone',
     'instr run demo --prompt "Once upon a time" --capture "l_out-*" -o activations',
     'echo "a sentence" | instr run encoder.gguf --embed --prompt -',
 )

@@ -142,7 +142,7 @@ def test_a_row_for_each_buffer_and_their_sum() -> None:
         ["total", None, None, None, 11 * MIB, 13 * MIB + 7, 2 * MIB + 7],
     ]
     assert [figure[0] for figure in report.figures.values()] == [
-        512, 1, 2048, 64, 3 * MIB, 10 * MIB + 7, None, 9 * MIB
+        512, 1, 2048, 64, 3 * MIB, 10 * MIB + 7, None, 9 * MIB, None
     ]  # fmt: skip
     alone = memory_report(MODEL, ContextMemory(WHOLE))
     assert alone.title == "Memory"

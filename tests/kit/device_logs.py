@@ -150,3 +150,23 @@ def check_coverage(events: Sequence[Event]) -> Counter[str]:
             runs = {i for i, is_run in enumerate(nodes["exec"]) if is_run}
             assert there == Counter(runs - empty)
     return found
+
+
+def check_times(events: list[Event], least: float = 0.7) -> None:
+    """Kernels run after their submission has begun, and before the wait for them has ended, one
+    after the other. They are at least that share of what the device does meanwhile, which is small
+    for models whose kernels are as short as the time between two."""
+    splits = splits_of(events)
+    waits = [(of["t"], of["t"] + of["dur"]) for of in events if of["event"] == "sync"]
+    uncertainty = max(event["uncertainty"] for event in events if event["event"] == "device")
+    busy = whole = 0
+    for kernels in kernels_of(events):
+        if "device" not in kernels.line:
+            continue
+        submitted, _ = splits[kernels.compute["compute"], kernels.line["split"]]
+        computed = kernels.compute["t"] + kernels.compute.get("start", 0) + kernels.compute["dur"]
+        begin, end = kernels.span
+        assert begin >= submitted - uncertainty
+        assert end <= next(until for at, until in waits if at >= computed) + uncertainty
+        busy, whole = busy + kernels.busy, whole + end - begin
+    assert busy > least * whole

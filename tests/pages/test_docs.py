@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -98,6 +99,8 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     )
     for name in ("slow-server.log.gz", "faster-server.log.gz"):
         shutil.copyfile(ROOT / "docs" / "tutorials" / name, directory / name)
+    gpu = (ROOT / "tests" / "fixtures" / "vulkan-timed.log.gz").read_bytes()
+    (directory / "gpu.log").write_bytes(gzip.decompress(gpu))
     parts = split_log(make_log(lambda _low, high: high, 1), 2, Random(1))
     for name, events in zip(("server.log", "server.part2.log"), parts, strict=True):
         (directory / name).write_bytes(encode(events))

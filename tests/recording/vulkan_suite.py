@@ -1,0 +1,57 @@
+"""Modes of the Vulkan backend and architectures beside those of `test_devices_vulkan.py`. The
+driver compiles their shaders for minutes, so they are a suite of their own: `make test-devices`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.kit.backends import needs_vulkan, vulkan_environment, vulkan_module
+from tests.kit.device_logs import check_coverage, check_times, record_on
+from tests.kit.native_kit import DEMO, random_models
+
+pytestmark = [pytest.mark.native, needs_vulkan]
+
+ALL, PART = -1, 2
+MODES: dict[str, tuple[int, Mapping[str, str]]] = {
+    "one node per submission": (ALL, {"GGML_VK_MAX_NODES_PER_SUBMIT": "1"}),
+    "five nodes per submission": (ALL, {"GGML_VK_MAX_NODES_PER_SUBMIT": "5"}),
+    "one submission after the other": (ALL, {"GGML_VK_SERIALIZE_SUBMISSIONS": "1"}),
+    "not asynchronous": (PART, {"GGML_VK_DISABLE_ASYNC": "1"}),
+    "not fused": (ALL, {"GGML_VK_DISABLE_FUSION": "1"}),
+    "not reordered": (ALL, {"GGML_VK_DISABLE_GRAPH_OPTIMIZE": "1"}),
+}
+"""layers on the device, environment"""
+
+
+@pytest.mark.parametrize("level", ["detailed", "verbose"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_node_is_timed_once_and_no_logit_changes(
+    tmp_path: Path, mode: str, level: str
+) -> None:
+    layers, environment = MODES[mode]
+    session = record_on(
+        [vulkan_module()], tmp_path / "vulkan.log", DEMO, level=level, layers=layers,
+        environment={**vulkan_environment(), **environment},
+    )  # fmt: skip
+    assert session.equal is True
+    events = session.events()
+    assert check_coverage(events)["Vulkan0"] > (100 if layers == PART else 400)
+    assert events[-1]["dropped_ops"] == 0
+    check_times(events)
+
+
+@pytest.mark.parametrize("name", ["llama4-moe", "gemma3-dense", "mamba-dense"])
+def test_other_architectures(tmp_path: Path, name: str) -> None:
+    """A mixture of experts, whose choice is one kernel of many nodes; a recurrent model, some of
+    whose nodes have no elements."""
+    session = record_on(
+        [vulkan_module()], tmp_path / "a.log", random_models() / f"{name}.gguf",
+        environment=vulkan_environment(),
+    )  # fmt: skip
+    assert session.equal is True
+    events = session.events()
+    assert check_coverage(events)["Vulkan0"] > 100
+    check_times(events, least=0.2)
