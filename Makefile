@@ -66,7 +66,7 @@ view: $(VIEW_INSTALLED)
 
 # the tests of a file share recordings, so one process runs them all; what takes minutes to compile is there
 # before they start, so that a test that hangs ends sooner. The two variables save CPU time: Python keeps
-# what it compiles, and OpenMP's threads do not spin while they wait. Some tests wait, so there is a worker
+# what it compiles, and OpenMP's threads do not spin while they wait. Some tests wait, so there are two workers
 # more than CPUs; xdist would begin with the files of many tests, and end with one slow file on one CPU.
 WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 2)")
 SUITE = -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail -o faulthandler_timeout=400
