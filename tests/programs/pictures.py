@@ -1,7 +1,7 @@
 """Takes the pictures of the docs: `make pictures`, or `python -m tests.programs.pictures`.
 
-They show a session of the demo model as `instr view` opens it, the first part of its page, the
-model's weights, a stop in the debugger, and a graph in Netron; they are not edited.
+They show a session of the demo model as `instr view` opens it, one on a device, the first part of
+its page, the model's weights, a stop in the debugger, and a graph in Netron; they are not edited.
 """
 
 from __future__ import annotations
@@ -40,12 +40,19 @@ def main() -> None:
         with served(trace) as address:
             closer = f"{address}&visStart={visible[0]}&visEnd={visible[1]}"
             look(closer, select=op, picture=IMAGES / "layer.png", size=(1160, 880))
+        take_device()
         take_page(Path(folder))
         take_weights(Path(folder))
         take_debugger(Path(folder))
         take_netron(Path(folder))
     for picture in sorted(IMAGES.glob("*.png")):
         print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size:,} bytes")
+
+
+def take_device() -> None:
+    """The last layer and the output on lavapipe; the log is kept."""
+    with served(ROOT / "tests" / "fixtures" / "vulkan-partly.log.gz") as address:
+        look(address, picture=IMAGES / "device.png", size=(WIDTH, 640))
 
 
 def take_page(folder: Path) -> None:
