@@ -238,7 +238,7 @@ def _placement(
     except ValueError:
         shares = (-1.0,)
     if any(not 0 <= share < float("inf") for share in shares) or (shares and not any(shares)):
-        raise UsageError(f"--tensor-split {tensor_split} is no list of shares, such as 3,1")
+        raise UsageError(f"--tensor-split {tensor_split} is not a list of shares, such as 3,1")
     names = tuple(name for name in (device or "").split(",") if name)
     return Placement(
         device=names, tensor_split=shares, override_tensor=tuple(override_tensor), **given

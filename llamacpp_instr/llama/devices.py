@@ -106,7 +106,7 @@ class Placement:
     gpu_layers: int | None = None
     """the last layers, and the output as one more"""
     device: Sequence[str] = ()
-    """names; `none` alone is no device"""
+    """names; only `none`: no device at all"""
     tensor_split: Sequence[float] = ()
     """shares of the devices"""
     override_tensor: Sequence[str] = ()
