@@ -99,9 +99,14 @@ def start(
 
 
 class Place:
-    """A directory in which a real shell runs the lines of one block."""
+    """A directory in which a real shell runs the lines of one block.
 
-    def __init__(self, directory: Path, stock: Path, environment: dict[str, str]) -> None:
+    `quick` is a command for `instr` that need not start a process of its own.
+    """
+
+    def __init__(
+        self, directory: Path, stock: Path, environment: dict[str, str], quick: str = ""
+    ) -> None:
         self.directory, self._stock = directory, stock
         directory.mkdir()
         programs = _programs(stock)
@@ -109,6 +114,7 @@ class Place:
             "PATH": f"{programs}{os.pathsep}{environment['PATH']}",
             "BROWSER": str(programs / "browser"),
         }
+        self._quick = {"QUICK_INSTR": quick} if quick else {}
         self.laid: list[str] = []
         """files that were missing when a line needed them"""
 
@@ -126,7 +132,7 @@ class Place:
     def run_script(self, script: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["bash", "-c", script],
-            cwd=self.directory, env=self._environment, capture_output=True, text=True,
+            cwd=self.directory, env=self._environment | self._quick, capture_output=True, text=True,
             timeout=600, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
@@ -185,10 +191,11 @@ def _programs(stock: Path) -> Path:
         python = f'exec "{sys.executable}" "$@"'
         probe = f'[ "$1" = probe ] && exec "{sys.executable}" -c "{_PROBE}" "$@"'
         instr = f'exec "{sys.executable}" -m llamacpp_instr "$@"'
+        quick = '[ -z "$QUICK_INSTR" ] || eval "exec $QUICK_INSTR \\"\\$@\\""'
         # what is built comes from the user's cache, but no probe goes there
         cache = f'[ "$1" = build ] || export LLAMACPP_INSTR_CACHE="{stock}/cache"'
         scripts = {
-            "instr": f'case "$*" in\n{cases}\nesac\n{cache}\n{probe}\n{instr}',
+            "instr": f'case "$*" in\n{cases}\nesac\n{cache}\n{probe}\n{quick}\n{instr}',
             "python": python,
             "python3": python,
             "uvicorn": f'exec "{sys.executable}" -m uvicorn "$@"',

@@ -5,26 +5,34 @@ Requests and answers are lines of JSON: {"args", "cwd", "out", ...} -> {"pid"}, 
 Standard output goes to the file "out", or to a pipe without a reader if it is null; standard error
 to the file "errors", by default to "out" too. "input" is a file for standard input, "environment"
 replaces that of this process.
+
+`start_shell_nursery` is for the command lines of pages: the shell starts a small client, which
+hands its three standard files over, and ends with the status of the forked command.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
 import importlib
 import json
 import os
+import pkgutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-COMMONLY_USED = (
+import llamacpp_instr
+
+LIBRARIES = (
     "matplotlib.backends.backend_svg",
     "matplotlib.colors",
     "pandas",
@@ -32,17 +40,6 @@ COMMONLY_USED = (
     "perfetto.protos.perfetto.trace.perfetto_trace_pb2",
     "rich.console",
     "rich.table",
-    "llamacpp_instr.converters.analyses.blocks",
-    "llamacpp_instr.converters.exports.chrome",
-    "llamacpp_instr.converters.analyses.compare",
-    "llamacpp_instr.converters.analyses.memory",
-    "llamacpp_instr.converters.analyses.diff",
-    "llamacpp_instr.converters.exports.table_files",
-    "llamacpp_instr.converters.analyses.inspect",
-    "llamacpp_instr.converters.exports.perfetto",
-    "llamacpp_instr.report.render",
-    "llamacpp_instr.converters.exports.tables",
-    "llamacpp_instr.lab.weights.measure",
 )
 
 
@@ -109,12 +106,48 @@ def start_nursery(environment: dict[str, str]) -> Iterator[Nursery]:
         process.stdin.close()
 
 
+# without a module that takes milliseconds to import
+CLIENT = """
+import _socket, os, sys
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+server.connect(sys.argv[1])
+request = repr((sys.argv[2:], os.getcwd(), dict(os.environ))).encode()
+files = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
+server.sendmsg([request], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
+os._exit(int(server.recv(9) or 1))
+"""
+
+
+@contextmanager
+def start_shell_nursery(environment: dict[str, str]) -> Iterator[str]:
+    """A command of the shell that has the status and output of `instr`, but starts faster."""
+    with tempfile.TemporaryDirectory() as directory:
+        path, client = Path(directory) / "socket", Path(directory) / "client.py"
+        client.write_text(CLIENT, "utf-8")
+        with subprocess.Popen(
+            [sys.executable, "-m", __name__, path], cwd=Path(__file__).parents[2], env=environment,
+            stdout=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            process.stdout.readline()  # it is ready
+            yield f'"{sys.executable}" -IS "{client}" "{path}"'
+            process.terminate()
+
+
 # --- the process that forks ---
 
 
+def import_all() -> None:
+    ours = pkgutil.walk_packages(llamacpp_instr.__path__, "llamacpp_instr.")
+    for name in (*LIBRARIES, *(module.name for module in ours)):
+        if not name.endswith("__main__"):
+            with suppress(ImportError):  # one module needs PyTorch
+                importlib.import_module(name)
+    # it may start threads, which a forked process does not have
+    assert "llama_cpp" not in sys.modules
+
+
 def serve() -> None:
-    for name in COMMONLY_USED:
-        importlib.import_module(name)
     for line in sys.stdin:
         request = json.loads(line)
         # an interruption waits until the child has reached the command
@@ -123,21 +156,55 @@ def serve() -> None:
             warnings.simplefilter("ignore")  # some modules have threads, which the child needs not
             child = os.fork()
         if child == 0:
-            _become_instr(**request)
+            _open_files(**request)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         print(json.dumps({"pid": child}), flush=True)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         print(json.dumps({"status": status}), flush=True)
 
 
-def _become_instr(
+def serve_shell(path: str) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(path)
+        server.listen()
+        print(flush=True)
+        while True:
+            client, _ = server.accept()
+            request, files, *_ = socket.recv_fds(client, 1 << 18, 3)
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                args, cwd, environment = ast.literal_eval(request.decode())
+                _become_instr(args, cwd, files, environment, client)
+            for number in (client.detach(), *files):
+                os.close(number)
+
+
+def _open_files(
     args: list[str],
     cwd: str,
     out: str | None,
     errors: str | None = None,
     input: str = os.devnull,
     environment: dict[str, str] | None = None,
-) -> None:
+) -> NoReturn:
+    os.chdir(cwd)
+    if out is None:
+        reader, number = os.pipe()
+        os.close(reader)
+    else:
+        number = _opened(out)
+    files = (os.open(input, os.O_RDONLY), number, _opened(errors) if errors else number)
+    _become_instr(args, cwd, files, environment)
+
+
+def _become_instr(
+    args: list[str],
+    cwd: str,
+    files: Sequence[int],
+    environment: dict[str, str] | None,
+    client: socket.socket | None = None,
+) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.alarm(300)  # a command that hangs is killed
     os.chdir(cwd)
@@ -147,14 +214,10 @@ def _become_instr(
     tempfile.tempdir = None  # it may be another one there
     # the parent's exit functions may wait for threads that only the parent has (pyarrow 14 does)
     atexit._clear()
-    if out is None:
-        reader, number = os.pipe()
-        os.close(reader)
-    else:
-        number = _opened(out)
-    os.dup2(os.open(input, os.O_RDONLY), 0)
-    os.dup2(number, 1)
-    os.dup2(_opened(errors) if errors else number, 2)
+    for standard, number in enumerate(files):
+        os.dup2(number, standard)
+    for number in set(files):
+        os.close(number)
     sys.argv = ["instr", *args]
     status = 130  # click is not there to catch an interruption
     try:
@@ -168,6 +231,8 @@ def _become_instr(
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        if client:
+            client.send(b"%d" % status)
         os._exit(status)
 
 
@@ -191,4 +256,5 @@ def _opened(path: str) -> int:
 
 
 if __name__ == "__main__":
-    serve()
+    import_all()
+    serve_shell(*sys.argv[1:]) if sys.argv[1:] else serve()

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.kit.adapters import write_adapter
 from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.nursery import start_shell_nursery
 from tests.kit.split_log import split_log
 from tests.live import test_live_command, test_live_otlp, test_tui
 from tests.newcomer import suite
@@ -138,6 +140,12 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     return directory
 
 
+@pytest.fixture(scope="module")
+def quick(environment: dict[str, str]) -> Iterator[str]:
+    with start_shell_nursery(environment) as command:
+        yield command
+
+
 def named(block: list[Line]) -> str:
     return f"{block[0].page}-{block[0].block}"
 
@@ -159,9 +167,11 @@ RUNNABLE = [
 @pytest.mark.native
 @pytest.mark.parametrize("block", RUNNABLE, ids=named)
 def test_the_commands_of_a_block_work_one_after_the_other(
-    block: list[Line], stock: Path, tmp_path: Path, environment: dict[str, str]
+    block: list[Line], stock: Path, tmp_path: Path, environment: dict[str, str], quick: str
 ) -> None:
-    place = Place(tmp_path / "place", stock, environment)
+    # what the README shows first is run as a reader runs it
+    is_first = block[0].page == "README.md"
+    place = Place(tmp_path / "place", stock, environment, "" if is_first else quick)
     for line in block:
         if runner(line):
             continue
