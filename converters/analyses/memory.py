@@ -231,6 +231,8 @@ class ContextMemory:
     """bytes of its LoRA adapters, which llama.cpp's breakdown lacks; each once"""
     room: int | None = None
     """bytes of memory into which it must fit; None for no verdict"""
+    advice: str = ""
+    """for a device that lacks memory: a sentence"""
     notes: list[str] = field(default_factory=list)
     """reasons for missing figures"""
 
@@ -246,7 +248,9 @@ def recorded_memory(session: Session) -> dict[int, list[ContextMemory]]:
     for ctx, events in grouped(session.memory, lambda event: event.ctx).items():
         context = session.contexts[ctx]
         tensors = session.tensors_of.get(context.model, [])
-        first, last = (read_breakdown(context, events[i].buffers, tensors) for i in (0, -1))
+        first, last = (
+            read_breakdown(context, events[i].buffers, tensors, events[i].devices) for i in (0, -1)
+        )
         changes = (event.adapters for event in session.adapters if event.ctx == ctx)
         used = {(of.file, of.name): of.bytes for change in changes for of in change}
         adapters = sum(used.values())
@@ -264,7 +268,7 @@ def compression_reports(model: StoredModel, contexts: Sequence[ContextMemory]) -
     """
     return [
         compute_overview(model),
-        *(memory_report(model, memory) for memory in contexts),
+        *(report for memory in contexts for report in memory_reports(model, memory)),
         *compute_groups(model),
         compute_tensors(model, next((of.known for of in contexts if of.known), None)),
     ]
@@ -298,6 +302,35 @@ def shortened(reports: Sequence[Report]) -> list[Report]:
 
 
 # --- the memory of a context ---
+
+
+def memory_reports(model: StoredModel, memory: ContextMemory) -> Iterator[Report]:
+    """The memory of a context by kind and buffer; then by device, if there are any."""
+    yield memory_report(model, memory)
+    if memory.known is not None and memory.known.devices:
+        yield devices_report(memory, memory.known)
+
+
+def devices_report(memory: ContextMemory, known: MemoryBreakdown) -> Report:
+    """A row for each device: what a context holds there, or would, and the memory of the device."""
+    rows: list[list[Cell]] = []
+    for device in known.devices:
+        uses = [use for use in known.uses if use.device == device.device]
+        held = [sum(use.n_bytes for use in uses if use.kind == kind) for kind in _WORDS]
+        rows.append([device.device, *held, sum(held), device.free, device.total])
+    notes = []
+    if memory.measured is None:
+        for device, needed in known.too_large():
+            sizes = f"{shown(needed, 'bytes')}, {shown(device.free, 'bytes')} are free"
+            notes.append(f"Does not fit into {device.device}: {sizes}.{memory.advice}")
+        when = "now"
+    else:
+        when = "when the context was there"
+    notes.append(f"Free is what the driver reports {when}; some drivers report all of it.")
+    columns = header(
+        "Device", *(("bytes", word) for word in (*_WORDS.values(), "in all", "free", "memory"))
+    )
+    return Report("Devices", columns, rows, notes, key="devices")
 
 
 def memory_report(model: StoredModel, memory: ContextMemory) -> Report:
@@ -418,7 +451,7 @@ def _verdict(known: MemoryBreakdown, room: int | None) -> Iterator[str]:
     """Whether it fits: what stays in use, of buffers in the machine's own memory."""
     if room is None:
         return
-    whole = sum(use.n_bytes for use in known.uses if use.buffer.startswith(("CPU", "AMX")))
+    whole = sum(use.n_bytes for use in known.uses if use.is_of_machine)
     dropped = _between(known)
     in_use = whole - dropped
     fits = "Fits" if in_use <= room else "Does not fit"

@@ -27,6 +27,7 @@ from llamacpp_instr.converters.analyses.stats import op_table, recording_notes
 from llamacpp_instr.converters.analyses.step_times import adapter_names
 from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.log.graph.ops import BLOCKS
+from llamacpp_instr.log.memory import MemoryInUse
 from llamacpp_instr.log.requests import step_tokens
 from llamacpp_instr.log.schema import Device
 from llamacpp_instr.log.session import WARM_UP, Session, Table
@@ -377,6 +378,14 @@ def _memory(session: Session) -> Report:
                 figures[f"cells of {of}"] = (size, "count")
             cells = " and ".join(f"{used:,} of {size:,} cells" for _, used, size in caches.values())
             notes.append(f"Context {ctx} used at most {cells} ({shown(n_bytes, 'bytes')}).")
+    in_use = MemoryInUse()
+    for memory in session.memory:
+        in_use.take(memory, session.contexts[memory.ctx].model)
+    for name, device in in_use.devices.items():
+        sizes = {"held on": in_use.on_devices[name], "free on": device.free, "of": device.total}
+        figures |= {f"bytes {what} {name}": (n, "bytes") for what, n in sizes.items()}
+        held, free, total = (shown(n, "bytes") for n in sizes.values())
+        notes.append(f"{name}: contexts hold {held} of {total}; its driver reported {free} free.")
     if rss := max((memory.rss for memory in session.memory), default=0):
         figures["resident"] = (rss, "bytes")
         notes.append(f"The whole process had up to {shown(rss, 'bytes')} resident.")

@@ -151,6 +151,8 @@ class _Writer(traced.TracedLog):
             for kind in ("model", "context", "compute"):
                 name = f"memory {use.buffer} {kind}"
                 self._counter(memory.ctx, name, memory.t, getattr(use, kind))
+        for name, n in self.of_devices(memory).items():
+            self._counter(0, f"memory of {name}", memory.t, n)
 
     def draw_kv(self, kv: schema.Kv) -> None:
         of = f" of cache {kv.cache}" if kv.cache else ""

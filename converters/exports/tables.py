@@ -138,7 +138,7 @@ _KINDS = {
     "tensors": {"text": "name", "word": "type shape buffer"},
     "tokens": {"text": "text", "float": "p"},
     "kv": {"word": "kind op", "optional": "seq seq_dst p0 p1 arg", "text": "cells"},
-    "memory": {"word": "buffer"},
+    "memory": {"word": "buffer device"},
     "marks": {"word": "name"},
     "machine": {"optional": "delay running steal", "float": "load"},
     "computes": {"word": "source"},
@@ -331,7 +331,9 @@ class _Builder:
         events, uses = [event for event, _ in rows], [use for _, use in rows]
         return {
             **_each(events, "t", "ctx"),
-            **_each(uses, "buffer", "model", "context", "compute"),
+            **_each(uses, "buffer"),
+            "device": [use.device or None for use in uses],
+            **_each(uses, "model", "context", "compute"),
             **_each(events, "rss"),
         }
 

@@ -70,7 +70,6 @@ class _Writer(TracedLog):
     ) -> None:
         super().__init__(reader, options)
         self._folder, self._take = folder, take
-        self._in_use = MemoryInUse()
         self._on_side: Counter[bool] = Counter()
         """bytes on the host (True) and on devices"""
         self._scalars: Scalars | None = None
@@ -166,7 +165,7 @@ class _Writer(TracedLog):
             self._next_id += text.n
 
     def take_memory(self, memory: schema.Memory) -> None:
-        changed = self._in_use.take(memory, self.refs.context.event.model)
+        changed = self.memory.take(memory, self.refs.context.event.model)
         for (buffer, kind), n in changed.items():
             host = buffer.startswith("CPU")
             self._on_side[host] += n
@@ -180,7 +179,7 @@ class _Writer(TracedLog):
                           "Device Id": -1 if host else DEVICE}}
             )  # fmt: skip
         kinds: Counter[str] = Counter()
-        for (_, kind), n in self._in_use.held.items():
+        for (_, kind), n in self.memory.held.items():
             kinds[kind] += n
         for kind, n in kinds.items():
             self._scalar(f"memory in bytes/{kind}", n, memory.t)
@@ -219,31 +218,6 @@ class Scalars:
 
     def _write(self, event: Any) -> None:
         self._file.write(event.SerializeToString())
-
-
-class MemoryInUse:
-    """Follows the `memory` events of a session."""
-
-    def __init__(self) -> None:
-        self.held: Counter[tuple[str, str]] = Counter()
-        """by all contexts, in bytes, by buffer and kind (`weights`, `KV cache`, `compute`)"""
-        self._of_context: dict[int, Counter[tuple[str, str]]] = {}
-        self._owner: dict[int, int] = {}
-        """by model: the context whose weights count"""
-
-    def take(self, memory: schema.Memory, model: int) -> Counter[tuple[str, str]]:
-        """What has changed of `held`."""
-        owner = self._owner.setdefault(model, memory.ctx)
-        now: Counter[tuple[str, str]] = Counter()
-        for use in memory.buffers:
-            now[use.buffer, "weights"] += use.model if owner == memory.ctx else 0
-            now[use.buffer, "KV cache"] += use.context
-            now[use.buffer, "compute"] += use.compute
-        changed = now.copy()
-        changed.subtract(self._of_context.get(memory.ctx, Counter()))
-        self._of_context[memory.ctx] = now
-        self.held.update(changed)
-        return Counter({key: n for key, n in changed.items() if n})
 
 
 class KernelText:

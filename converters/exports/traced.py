@@ -32,6 +32,7 @@ from llamacpp_instr.log.graph.timeline import (
     thread_spans,
 )
 from llamacpp_instr.log.known import KnownPlan, KnownStep
+from llamacpp_instr.log.memory import MemoryInUse
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.requests import Request, RequestFinder
 from llamacpp_instr.log.resolve import Resolver
@@ -217,6 +218,7 @@ class TracedLog:
     def __init__(self, reader: EventReader, options: Options) -> None:
         self.reader, self.options, self.selection = reader, options, options.selection
         self.refs = Resolver()
+        self.memory = MemoryInUse()
         self.whole = self.selection.steps is None
         """whether what belongs to no step is wanted"""
         self.spans: dict[int, tuple[int, int]] = {}
@@ -336,6 +338,13 @@ class TracedLog:
         step.computes.append(compute)
         if len(step.computes) > KEPT:
             self._draw_computes(step)
+
+    def of_devices(self, memory: schema.Memory) -> dict[str, int]:
+        """What the contexts hold of each device now, and what it has free, by the name of a counter
+        in bytes."""
+        self.memory.take(memory, self.refs.context.event.model)
+        held = {f"{device} in use": n for device, n in self.memory.on_devices.items()}
+        return held | {f"{of.device} free": of.free for of in memory.devices}
 
     def take_layers(self, layers: schema.Layers) -> None:
         """The ops of the compute may follow, and replace its layers."""

@@ -15,6 +15,7 @@ from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import Logs, is_model
 
 if TYPE_CHECKING:
+    from llamacpp_instr.llama.devices import Placement
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.report.charts import Chart
     from llamacpp_instr.report.page import Figure
@@ -141,11 +142,13 @@ def ops(
 
 @cli.command(
     "instr memory model-Q4_K_M.gguf --ctx 32768 --cache-type-k q8_0",
+    "instr memory model.gguf --gpu-layers 20      # also what each device needs",
     "instr memory session.log -o memory.html",
 )
 def memory(
     sources: tuple[str, ...] = cli.argument(metavar="MODEL|LOG...", nargs=-1, required=True),
     context: ContextOptions = cli.CONTEXT,
+    placement: Placement = cli.PLACEMENT,
     no_mmap: bool = cli.flag("Predict for a model that is read, not mapped."),
     room: int | None = cli.option(
         "Say whether MODEL fits into SIZE, such as 8GB.  [default: this machine's memory]",
@@ -157,7 +160,8 @@ def memory(
 ) -> None:
     """Prints the size of each tensor and its share of F16 and F32, also by type, role and layer,
     and the memory by kind: file, mapped, repacked, KV cache, compute buffers. Says whether a model
-    fits: what stays in use counts, not mapped pages that the system can drop.
+    fits: what stays in use counts, not mapped pages that the system can drop. With devices, says
+    what each of them needs and has free.
 
     llama.cpp's own dry run, which reads no weights, predicts the memory of the context that instr
     run would create with the same options. For a log, the measured memory is printed as well, and
@@ -168,6 +172,7 @@ def memory(
     other logs are shown one after the other.
     """
     from llamacpp_instr.converters.analyses import memory as analysis
+    from llamacpp_instr.llama.devices import ANYWHERE
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.report.report import named_by
     from llamacpp_instr.run.memory import memory_of_model, memory_of_session
@@ -177,9 +182,9 @@ def memory(
     if is_model(source):
         if len(sources) > 1:
             raise UsageError(f"{source} is a model; one model or several logs can be shown")
-        stored, contexts = memory_of_model(source, context, not no_mmap, room)
+        stored, contexts = memory_of_model(source, context, not no_mmap, room, placement)
         shown = [(stored, analysis.compression_reports(stored, contexts))]
-    elif no_mmap or room or context != ContextOptions():
+    elif no_mmap or room or context != ContextOptions() or placement != ANYWHERE:
         raise UsageError(
             f"{source} is not a GGUF model, and a log has its own settings: leave out "
             "--ctx, --memory and the like"

@@ -304,10 +304,21 @@ class BufferUse(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=
     """Bytes that a context holds in one buffer type."""
 
     buffer: str
+    device: Name = ""
+    """the device whose memory they take; absent: the machine's"""
     model: Bytes = 0
     context: Bytes = 0
     """KV cache or recurrent state"""
     compute: Bytes = 0
+
+
+class DeviceMemory(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The memory of a device, as its driver reports it."""
+
+    device: Name
+    total: Bytes
+    free: Bytes
+    """when this was written, so without what the context holds. Some drivers report all of it"""
 
 
 class Memory(Event, kw_only=True):
@@ -315,6 +326,8 @@ class Memory(Event, kw_only=True):
 
     ctx: Ref
     buffers: list[BufferUse]
+    devices: list[DeviceMemory] = []
+    """that the context may use"""
     rss: Bytes = 0
     """resident memory of the whole process"""
 

@@ -36,6 +36,12 @@ def role_of(weight: str) -> str:
     return without_kind(_LAYER.sub("", weight))
 
 
+def layer_of(weight: str) -> int:
+    """The number of the layer in the name; -1 if it belongs to none."""
+    match = _LAYER.search(weight)
+    return int(match[1]) if match else -1
+
+
 def without_kind(weight: str) -> str:
     """The name without `.weight`, which most weights have."""
     return weight.removesuffix(".weight").replace(".weight.lora_", ".lora_")
@@ -55,8 +61,7 @@ class NamedTensor:
     @property
     def layer(self) -> int:
         """The number in its name; -1 if it belongs to no layer."""
-        match = _LAYER.search(self.name)
-        return int(match[1]) if match else -1
+        return layer_of(self.name)
 
     @property
     def role(self) -> str:

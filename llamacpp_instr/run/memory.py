@@ -14,25 +14,41 @@ from llamacpp_instr.converters.analyses.memory import (
     stored_in_file,
     stored_in_log,
 )
+from llamacpp_instr.llama.devices import ANYWHERE, Placement
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.recording.memory.breakdown import machine_memory
-from llamacpp_instr.recording.memory.plan import LoadError, plan_memory, plan_memory_again
+from llamacpp_instr.recording.memory.plan import (
+    LoadError,
+    most_layers,
+    plan_memory,
+    plan_memory_again,
+)
 
 Found = tuple[StoredModel, list[ContextMemory]]
 """the weights of a model, and the memory of its contexts"""
 
 
-def memory_of_model(name: str, options: ContextOptions, mmap: bool, room: int | None) -> Found:
+def memory_of_model(
+    name: str,
+    options: ContextOptions,
+    mmap: bool,
+    room: int | None,
+    placement: Placement = ANYWHERE,
+) -> Found:
     """The memory of a context with these options, which has to fit into `room` bytes, by default
-    those of the machine. A note says why it cannot be predicted. Raises UsageError for wrong
-    options and for a file that is no model."""
+    those of the machine, and into the devices. A note says why it cannot be predicted. Raises
+    UsageError for wrong options, devices that are not there, and a file that is no model."""
     options.check()
     model = load_model_file(name)
     try:
-        plan = plan_memory(model, options, mmap)
-        context = ContextMemory(predicted=plan, room=room or machine_memory())
+        placement.check(model)
+        plan, advice = plan_memory(model, options, mmap, placement), ""
+        if plan.too_large():
+            layers = most_layers(model, options, mmap, placement)
+            advice = f" With --gpu-layers {layers} it fits."
+        context = ContextMemory(predicted=plan, room=room or machine_memory(), advice=advice)
     except (NativeError, LoadError) as error:
         reason = f"KV cache and compute buffers cannot be predicted: {error}."
         context = ContextMemory(notes=[reason])

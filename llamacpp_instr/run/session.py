@@ -122,7 +122,8 @@ def run(
     interrupt = interrupt or Interrupt()
     load_library(interrupt)
     options.placement.check(file)
-    check_memory(file, options.context, options.mmap, options.placement)
+    for warning in check_memory(file, options.context, options.mmap, options.placement):
+        notice(warning)
     prompts = tokenize(path, options.prompts, chat=options.chat)
 
     def work(model: LoadedModel, session: Recording) -> None:

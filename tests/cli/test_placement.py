@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,3 +79,36 @@ def test_layers_go_where_the_options_say(
     on_device = [of for of in graph["splits"] if of["backend"] == "Vulkan0"]
     runs = graph["nodes"]["exec"]
     assert sum(sum(runs[of["start"] : of["end"]]) for of in on_device) == nodes
+
+
+@needs_vulkan
+def test_the_plan_is_what_llama_cpp_allocates(
+    started_instr: Instr,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A plan has the bytes of a device that the log of a run has."""
+    more = {**vulkan_environment(), "GGML_BACKEND_PATH": str(vulkan_module())}
+    for name, value in more.items():
+        monkeypatch.setitem(environment, name, value)
+    assert started_instr(*RUN, "--gpu-layers", "2").returncode == 0
+    (memory, *_) = read_events(tmp_path / "a.log", "memory")
+    planned = reports(started_instr, "memory", "demo", "--gpu-layers", "2")
+    (on_device,) = planned["devices"]["rows"]
+    (use,) = [of for of in memory["buffers"] if of.get("device") == "Vulkan0"]
+    (device,) = memory["devices"]
+    parts = [use[kind] for kind in ("model", "context", "compute")]
+    said = list(on_device.values())
+    assert said == ["Vulkan0", *parts, sum(parts), device["free"], device["total"]]
+    again = reports(started_instr, "memory", "a.log")["memory"]["rows"]
+    assert {row["buffer"]: row["difference"] for row in again if row["buffer"] == "Vulkan0"} == {
+        "Vulkan0": 0
+    }
+
+
+def reports(instr: Instr, *words: str) -> dict[str, Any]:
+    """The tables of a command by id."""
+    done = instr(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    return {of["id"]: of for of in json.loads(done.stdout)}

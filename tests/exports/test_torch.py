@@ -18,10 +18,11 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.converters.exports.torch import MemoryInUse, write_torch
+from llamacpp_instr.converters.exports.torch import write_torch
 from llamacpp_instr.converters.exports.traced import Options
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.graph.timeline import Selection
+from llamacpp_instr.log.memory import MemoryInUse
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import Instr, assert_refused

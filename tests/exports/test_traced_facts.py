@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from llamacpp_instr.converters.exports.perfetto import Options, stream
 from llamacpp_instr.converters.exports.perfetto.kernels import KernelSlices
@@ -50,6 +51,25 @@ def test_memory_of_a_process_that_is_not_known_is_not_drawn(tmp_path: Path) -> N
     assert [(name, n) for name, t, n in back.counters if t == T] == [
         ("CPU model", 5), ("CPU context", 6), ("CPU compute", 7),
     ]  # fmt: skip
+
+
+def test_the_memory_of_a_device_is_that_of_all_contexts(tmp_path: Path) -> None:
+    """Their common weights count once."""
+    use = s.BufferUse(buffer="GPU", device="GPU0", model=5, context=6, compute=7)
+    free = s.DeviceMemory(device="GPU0", total=99, free=40)
+    events: list[s.Event] = [
+        s.Memory(t=T, ctx=0, buffers=[use], devices=[free]),
+        s.Memory(t=T + 9, ctx=1, buffers=[use], devices=[replace(free, free=20)]),
+    ]  # fmt: skip
+    back, _ = drawn(tmp_path, events)
+    expected = [("in use", 0, 18), ("free", 0, 40), ("in use", 9, 31), ("free", 9, 20)]
+    assert [(name, t - T, n) for name, t, n in back.counters if name.startswith("GPU0 ")] == [
+        (f"GPU0 {what}", t, n) for what, t, n in expected
+    ]
+    of_chrome = chrome.convert(tmp_path / "b.log", encode([*FACTS, *events]))
+    assert [
+        (e["name"], e["args"]["value"]) for e in of_chrome if e["name"].startswith("memory of ")
+    ] == [(f"memory of GPU0 {what}", n) for what, _, n in expected]
 
 
 def kv(t: int, op: str, **more: Any) -> s.Kv:

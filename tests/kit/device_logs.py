@@ -28,6 +28,10 @@ class DeviceSession:
     """whether the logits were those without a session"""
     devices: dict[str, str]
     """name -> description, as ggml has them"""
+    memory: dict[str, tuple[int, int]]
+    """name -> bytes that it has in all, and free, as ggml has them"""
+    told: list[str]
+    """what llama.cpp printed"""
 
     def events(self, name: str | None = None) -> list[Event]:
         return read_events(self.log, name)

@@ -65,6 +65,12 @@ def test_a_mapped_file_takes_the_place_of_plain_memory() -> None:
     ]  # fmt: skip
     assert found.buffers_of() == {"a": ["CPU_Mapped"], "b": ["CPU_REPACK"]}
     assert plan.with_mapped_weights(0).of_kind("weights") == 9
+    pinned = breakdown(use("GPU_Host", 70, 5), placed={"a": "GPU_Host"}).with_mapped_weights(80)
+    assert pinned.uses == [
+        MemoryUse("weights", "CPU_Mapped", 80),
+        MemoryUse("cache", "GPU_Host", 5),
+    ]
+    assert pinned.buffers_of() == {"a": ["CPU_Mapped"]}
 
 
 def test_compute_buffers_have_room_for_both() -> None:
@@ -74,6 +80,27 @@ def test_compute_buffers_have_room_for_both() -> None:
         MemoryUse("weights", "CPU", 3), MemoryUse("cache", "CPU", 3),
         MemoryUse("compute", "CPU", 20), MemoryUse("compute", "GPU", 50),
     ]  # fmt: skip
+
+
+def test_what_a_device_holds_and_what_it_would_need() -> None:
+    """Of two layers, the second is on a device with half of the cache; buffers of a device in the
+    machine's memory are the machine's."""
+    uses = [
+        s.BufferUse(buffer="GPU", device="GPU0", model=8, context=50, compute=7),
+        use("GPU_Host", 1, 0, 9), use("CPU_Mapped", 16), use("CPU", 0, 50),
+    ]  # fmt: skip
+    tensors = [
+        s.Tensor(t=0, model=0, tensor=i, name=name, type="f32", ne=[2], bytes=8, buffer=buffer)
+        for i, (name, buffer) in enumerate(
+            {"token_embd.weight": "CPU_Mapped", "blk.0.w": "CPU_Mapped", "blk.1.w": "GPU"}.items()
+        )
+    ]
+    device = s.DeviceMemory(device="GPU0", total=100, free=64)
+    found = read_breakdown(context_of(), uses, tensors, [device])
+    assert (found.on("GPU0"), found.gpu_layers) == (65, 1)
+    assert found.too_large() == [(device, 65)]
+    assert found.layers_of_machine() == {0: 8 + 50}
+    assert sum(of.n_bytes for of in found.uses if of.is_of_machine) == 1 + 9 + 16 + 50
 
 
 def test_a_file_is_mapped_from_its_first_tensor_to_its_last(tmp_path: Path) -> None:

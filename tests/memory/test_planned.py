@@ -20,7 +20,7 @@ from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.memory import breakdown as machine
 from llamacpp_instr.recording.memory import plan
-from llamacpp_instr.recording.memory.breakdown import MemoryBreakdown
+from llamacpp_instr.recording.memory.breakdown import MemoryBreakdown, read_breakdown
 from llamacpp_instr.recording.memory.plan import (
     MAX_CTX,
     LoadError,
@@ -29,7 +29,7 @@ from llamacpp_instr.recording.memory.plan import (
     window,
 )
 from tests.kit.gguf_files import save
-from tests.memory.test_breakdown import breakdown, use
+from tests.memory.test_breakdown import breakdown, context_of, use
 
 MODEL: Any = SimpleNamespace(path=Path("m.gguf"), weights=[])
 GB = 10**9
@@ -99,6 +99,27 @@ def test_a_model_fits_if_the_machine_has_as_much(monkeypatch: pytest.MonkeyPatch
         check(monkeypatch, 4 * GB - 1, *held)
 
 
+@pytest.mark.parametrize(("free", "layers"), [(399, 3), (400, None), (99, 0), (250, 2)])
+def test_a_device_that_lacks_memory_is_a_warning_with_the_layers_that_fit(
+    monkeypatch: pytest.MonkeyPatch, free: int, layers: int | None
+) -> None:
+    """Of three layers and the output, each takes 100 bytes of a device."""
+
+    def planned(_: object, __: object, ___: object, placed: Placement) -> MemoryBreakdown:
+        n = 4 if placed.gpu_layers is None else placed.gpu_layers
+        on_device = s.BufferUse(buffer="GPU", device="GPU0", model=90 * n, context=10 * n)
+        has = s.DeviceMemory(device="GPU0", total=1000, free=free)
+        return read_breakdown(context_of(), [on_device], [], [has])
+
+    monkeypatch.setattr(plan, "plan_memory", planned)
+    weights = [SimpleNamespace(layer=i, type=SimpleNamespace(name="F16")) for i in (-1, 0, 1, 2)]
+    model: Any = SimpleNamespace(path=Path("m.gguf"), weights=weights)
+    found = plan.check_memory(model, ContextOptions())
+    sizes = "needs 0.0 GB on GPU0, which has 0.0 GB free"
+    words = f"warning: m.gguf {sizes}; --gpu-layers {layers} needs less"
+    assert found == ([] if layers is None else [words])
+
+
 @pytest.mark.parametrize(
     ("name", "type_", "refused"),
     [
@@ -163,8 +184,9 @@ def planned_again(
     number of predictions."""
     asked: list[bool] = []
 
-    def call(function: object, _: object, settings: Any) -> MemoryBreakdown:
+    def call(function: object, _: object, settings: Any, placed: Placement) -> MemoryBreakdown:
         assert function is plan.dry_run_again
+        assert placed == Placement(device=["none"]), "no device was there"
         asked.append(settings.swa_full)
         return breakdown(use("CPU", 1, whole if settings.swa_full else usual))
 

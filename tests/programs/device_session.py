@@ -5,7 +5,8 @@
 `GGML_BACKEND_PATH` names the modules of devices, apart from each other by a colon. LAYERS go to
 them, the last ones; -1 is all. LEVEL `exec` leaves the session to the environment. With 2 CONTEXTS,
 they submit in turns. With 0, the session ends while a device still computes. Prints a JSON object:
-whether the logits are equal to the bit, and the devices with what ggml says about them.
+whether the logits are equal to the bit, the devices with what ggml says about them, and what
+llama.cpp told.
 """
 
 from __future__ import annotations
@@ -38,6 +39,17 @@ def devices() -> dict[str, str]:
     }
 
 
+def memory() -> dict[str, tuple[int, int]]:
+    """Bytes that each device has in all, and free."""
+    found = {}
+    for i in range(ggml.ggml_backend_dev_count()):
+        device = ctypes.c_void_p(ggml.ggml_backend_dev_get(i))
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+        found[ggml.ggml_backend_dev_name(device).decode()] = total.value, free.value
+    return found
+
+
 def begin(log: str, level: str) -> None:
     if level == "exec":
         return  # as `instr exec` has set the environment
@@ -61,8 +73,9 @@ def context_of(model: Any) -> Any:
 
 
 def main(path: str, log: str, level: str, layers: int, contexts: int = 1) -> None:
-    silent = api.llama_log_callback(lambda *_: None)
-    api.llama_log_set(silent, ctypes.c_void_p(0))
+    told: list[str] = []
+    listen = api.llama_log_callback(lambda _level, text, _data: told.append(text.decode()))
+    api.llama_log_set(listen, ctypes.c_void_p(0))
     for module in os.environ["GGML_BACKEND_PATH"].split(":"):
         assert ggml.ggml_backend_load(module.encode()), module
     params = api.llama_model_default_params()
@@ -90,7 +103,7 @@ def main(path: str, log: str, level: str, layers: int, contexts: int = 1) -> Non
         for context in made:
             api.llama_free(context)
     api.llama_model_free(model)
-    print(json.dumps({"equal": equal, "devices": devices()}))
+    print(json.dumps({"equal": equal, "devices": devices(), "memory": memory(), "told": told}))
 
 
 if __name__ == "__main__":

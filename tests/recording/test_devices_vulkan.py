@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import read_events
+from tests.kit import memory_truth
 from tests.kit.backends import (
     blas_module,
     needs_openblas,
@@ -57,6 +58,22 @@ def test_every_node_is_timed_once_and_no_logit_changes(tmp_path: Path, mode: str
     assert device["description"] == session.devices["Vulkan0"]
     assert device["clock"] == ("bounded" if mode == "not calibrated" else "calibrated")
     assert device["tick"] == 1, "lavapipe stamps with the clock of the system"
+
+
+def test_the_memory_of_a_device_is_what_llama_cpp_prints(tmp_path: Path) -> None:
+    session = record(tmp_path / "part.log", "two layers")
+    event, *_ = session.events("memory")
+    before, *_, recorded = "".join(session.told).split("constructing llama_context\n")
+    weights, said = memory_truth.buffers([before])["weights"], memory_truth.buffers([recorded])
+    for name, of_kind in (("model", weights), ("context", said["cache"]),
+                          ("compute", said["compute"])):  # fmt: skip
+        sums = {use["buffer"]: use[name] / 2**20 for use in event["buffers"] if use[name]}
+        assert sums == pytest.approx(of_kind, abs=0.02), name
+    assert {use["buffer"]: use.get("device") for use in event["buffers"]} == {
+        "CPU": None, "CPU_Mapped": None, "Vulkan0": "Vulkan0", "Vulkan_Host": None,
+    }  # fmt: skip
+    total, free = session.memory["Vulkan0"]
+    assert event["devices"] == [{"device": "Vulkan0", "total": total, "free": free}]
 
 
 def test_two_contexts_on_one_device(tmp_path: Path) -> None:

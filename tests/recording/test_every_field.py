@@ -39,6 +39,8 @@ CHECKS = {
     "devices_vulkan": {
         "every_node_is_timed_once_and_no_logit_changes": """ops: device split;
             device: t name description clock tick uncertainty""",
+        "the_memory_of_a_device_is_what_llama_cpp_prints": """memory: devices;
+            memory.buffers: device; memory.devices: device total free""",
     },
     "adapters": {
         "the_adapters_of_a_context_are_those_that_were_set": """adapters: t ctx adapters;

@@ -271,6 +271,7 @@ _NOTES = {
     "tokens/s": "",
     "KV": "",
     "memory": "",
+    "memory of devices": "What all contexts hold of it, and what its driver reported to be free.",
     "achieved GB/s": "",
     "achieved GFLOP/s": "",
     "page faults": "",

@@ -198,6 +198,9 @@ class _Writer(traced.TracedLog):
         for name, n in held + [("resident memory", memory.rss)] * bool(memory.rss):
             counter = self.tracks.child(home, name, "bytes", below="memory")
             self._emit(sample(memory.t, counter, n))
+        for name, n in self.of_devices(memory).items():
+            counter = self.tracks.child(self.tracks.home, name, "bytes", below="memory of devices")
+            self._emit(sample(memory.t, counter, n))
 
     def take_machine(self, machine: schema.Machine) -> None:
         """Draws what the machine did in the interval, and zero from its end on."""

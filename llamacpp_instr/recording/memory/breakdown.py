@@ -9,18 +9,24 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from llamacpp_instr.log.schema import BufferUse, Context, Tensor
-from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.log.schema import BufferUse, Context, DeviceMemory, Tensor
+from llamacpp_instr.model.file import ModelFile, layer_of
 
 Kind = Literal["weights", "cache", "compute"]
 
 PLAIN, MAPPED, REPACKED = "CPU", "CPU_Mapped", "CPU_REPACK"
 """ggml's names of the buffers for plain memory, for mapped files, and for weights whose rows are
 interleaved for the CPU's kernels"""
+
+
+def is_plain(buffer: str) -> bool:
+    """Whether it is plain memory, which a device may have pinned: of mapped weights, llama.cpp puts
+    none there (`llama_model_loader::create_tensor`)."""
+    return buffer == PLAIN or buffer.endswith("_Host")
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,13 @@ class MemoryUse:
     buffer: str
     """ggml's name of the buffer type: `CPU`, `CPU_Mapped`, `CPU_REPACK`"""
     n_bytes: int
+    device: str = ""
+    """whose memory it is; empty: the machine's"""
+
+    @property
+    def is_of_machine(self) -> bool:
+        """Whether it is in the machine's own memory: a device may have buffers there."""
+        return self.buffer.startswith(("CPU", "AMX")) or is_plain(self.buffer)
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,9 @@ class MemoryBreakdown:
     """without those of 0 bytes; in the order of `Kind`, then by buffer"""
     placements: list[Placement]
     """of the model's weights"""
+    devices: list[DeviceMemory] = field(default_factory=list)
+    """that the context may use; what is free is without the context if it was measured, else with
+    what it would take"""
 
     @property
     def n_bytes(self) -> int:
@@ -86,6 +102,34 @@ class MemoryBreakdown:
         """Bytes of one kind in one buffer."""
         return sum(u.n_bytes for u in self.uses if (u.kind, u.buffer) == (kind, buffer))
 
+    def on(self, device: str) -> int:
+        """Bytes of all kinds on a device."""
+        return sum(use.n_bytes for use in self.uses if use.device == device)
+
+    @property
+    def gpu_layers(self) -> int:
+        """How many layers have a weight on a device, the output as one more."""
+        moved = {use.buffer for use in self.uses if use.device}
+        return len({layer_of(of.name) for of in self.placements if of.buffer in moved})
+
+    def layers_of_machine(self) -> dict[int, int]:
+        """By layer: the bytes that a device would need for what the machine's memory has of it: its
+        weights and, unless a part is on a device, an equal share of the cache."""
+        moved = {use.buffer for use in self.uses if use.device}
+        on_devices = {layer_of(of.name) for of in self.placements if of.buffer in moved}
+        every = {layer_of(of.name) for of in self.placements} - {-1}
+        share = self.of_kind("cache") // max(len(every), 1)
+        found = {layer: share * (layer not in on_devices) for layer in sorted(every)}
+        for of in self.placements:
+            if of.buffer not in moved and (layer := layer_of(of.name)) >= 0:
+                found[layer] += of.n_bytes
+        return {layer: n_bytes for layer, n_bytes in found.items() if n_bytes}
+
+    def too_large(self) -> list[tuple[DeviceMemory, int]]:
+        """The devices that have less free memory than a predicted context needs there, and that."""
+        needs = ((device, self.on(device.device)) for device in self.devices)
+        return [(device, needed) for device, needed in needs if needed > device.free]
+
     def buffers_of(self) -> dict[str, list[str]]:
         """The buffers of each weight, by name."""
         found: dict[str, dict[str, None]] = {}
@@ -95,10 +139,11 @@ class MemoryBreakdown:
 
     def with_mapped_weights(self, n_bytes: int) -> MemoryBreakdown:
         """A copy with `n_bytes` of mapped files in place of the weights in plain memory."""
-        uses = [use for use in self.uses if (use.kind, use.buffer) != ("weights", PLAIN)]
+        uses = [use for use in self.uses if use.kind != "weights" or not is_plain(use.buffer)]
         uses = _in_order([*uses, MemoryUse("weights", MAPPED, n_bytes)])
-        moved = [replace(p, buffer=MAPPED) if p.buffer == PLAIN else p for p in self.placements]
-        return MemoryBreakdown(replace(self.settings, mmap=True), uses, moved)
+        moved = [replace(p, buffer=MAPPED) if is_plain(p.buffer) else p for p in self.placements]
+        settings = replace(self.settings, mmap=True)
+        return replace(self, settings=settings, uses=uses, placements=moved)
 
     def with_room_for(self, other: MemoryBreakdown) -> MemoryBreakdown:
         """A copy whose compute buffers are at least as large as those of `other`."""
@@ -112,7 +157,10 @@ class MemoryBreakdown:
 
 
 def read_breakdown(
-    context: Context, buffers: Sequence[BufferUse], tensors: Iterable[Tensor]
+    context: Context,
+    buffers: Sequence[BufferUse],
+    tensors: Iterable[Tensor],
+    devices: Sequence[DeviceMemory] = (),
 ) -> MemoryBreakdown:
     """The breakdown from a context's events and the tensors of its model. Assumes that `swa_full`
     is false, as in `instr run`."""
@@ -122,10 +170,10 @@ def read_breakdown(
         f.name: getattr(context, f.name, False) for f in fields(ContextSettings)
     }
     settings = ContextSettings(**of_context | {"swa_full": False, "mmap": mmap})
-    uses = [MemoryUse("weights", use.buffer, use.model) for use in buffers]
-    uses += [MemoryUse("cache", use.buffer, use.context) for use in buffers]
-    uses += [MemoryUse("compute", use.buffer, use.compute) for use in buffers]
-    return MemoryBreakdown(settings, _in_order(uses), placements)
+    uses = [MemoryUse("weights", use.buffer, use.model, use.device) for use in buffers]
+    uses += [MemoryUse("cache", use.buffer, use.context, use.device) for use in buffers]
+    uses += [MemoryUse("compute", use.buffer, use.compute, use.device) for use in buffers]
+    return MemoryBreakdown(settings, _in_order(uses), placements, list(devices))
 
 
 def mapped_bytes(model: ModelFile, in_place: Collection[str]) -> int:

@@ -21,15 +21,18 @@ of a context, which llama.cpp keeps.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import ChildEnded, Result, call_in_child
 from llamacpp_instr.llama.devices import ANYWHERE, Placement
@@ -40,9 +43,9 @@ from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.types import NOT_COMPUTED
 from llamacpp_instr.recording.memory.breakdown import (
     MAPPED,
-    PLAIN,
     ContextSettings,
     MemoryBreakdown,
+    is_plain,
     machine_memory,
     mapped_bytes,
     read_breakdown,
@@ -72,8 +75,11 @@ def dry_run(
     return _dry_run(model, make, mmap, placement)
 
 
-def dry_run_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdown:
+def dry_run_again(
+    model: ModelFile, settings: ContextSettings, placement: Placement = ANYWHERE
+) -> MemoryBreakdown:
     """The memory of a context with the settings of a recorded one, in this process."""
+    placement.check(model)
     check_size(settings.n_ctx)
 
     def make(dry: LoadedModel) -> None:
@@ -81,7 +87,7 @@ def dry_run_again(model: ModelFile, settings: ContextSettings) -> MemoryBreakdow
             with _RecordedContext(dry, replace(settings, n_ubatch=n_ubatch)):
                 pass
 
-    plan = _dry_run(model, make, settings.mmap)
+    plan = _dry_run(model, make, settings.mmap, placement)
     return replace(plan, settings=replace(plan.settings, swa_full=settings.swa_full))
 
 
@@ -139,7 +145,7 @@ def _dry_run(
     plan = plan.with_room_for(single)
     if not mmap:
         return plan
-    in_place = {placement.name for placement in plan.placements if placement.buffer == PLAIN}
+    in_place = {placement.name for placement in plan.placements if is_plain(placement.buffer)}
     return plan.with_mapped_weights(mapped_bytes(model, in_place))
 
 
@@ -166,7 +172,10 @@ def _breakdowns(log: bytes) -> list[MemoryBreakdown]:
     contexts = {event.ctx: event for event in _events(log, schema.Context)}
     tensors = _events(log, schema.Tensor)
     memory = _events(log, schema.Memory)
-    return [read_breakdown(contexts[event.ctx], event.buffers, tensors) for event in memory]
+    return [
+        read_breakdown(contexts[event.ctx], event.buffers, tensors, event.devices)
+        for event in memory
+    ]
 
 
 def _events(log: bytes, kind: type[E]) -> list[E]:
@@ -255,9 +264,10 @@ def check_memory(
     options: ContextOptions,
     mmap: bool = True,
     placement: Placement = ANYWHERE,
-) -> None:
+) -> list[str]:
     """Raise `UsageError` for a model that must not be loaded into this process, because llama.cpp
     fails or ends the process on it, or because its context does not fit into this machine's memory.
+    Returns a warning for each device that lacks memory: a driver may have more than it reports.
 
     A few numbers in a small file can make llama.cpp allocate any amount of memory. Raises
     `NativeError` without the patched library.
@@ -270,7 +280,7 @@ def check_memory(
             )
     plan = plan_memory(model, options, mmap, placement)
     # a mapped file may be larger than memory, and other devices have their own memory
-    allocated = [use for use in plan.uses if use.buffer.startswith("CPU") and use.buffer != MAPPED]
+    allocated = [use for use in plan.uses if use.is_of_machine and use.buffer != MAPPED]
     needed, there = sum(use.n_bytes for use in allocated), machine_memory()
     if there is not None and needed > there:
         parts = ", ".join(
@@ -282,6 +292,31 @@ def check_memory(
             f"{model.path} needs {_gb(needed)} of memory ({parts}), this machine has {_gb(there)}; "
             "a smaller context needs less"
         )
+    if not plan.too_large():
+        return []
+    layers = most_layers(model, options, mmap, placement)
+    return [
+        f"warning: {model.path} needs {_gb(needed)} on {device.device}, which has"
+        f" {_gb(device.free)} free; --gpu-layers {layers} needs less"
+        for device, needed in plan.too_large()
+    ]
+
+
+def most_layers(model: ModelFile, options: ContextOptions, mmap: bool, placement: Placement) -> int:
+    """For --gpu-layers: how many layers, the output as one more, leave room on every device. Raises
+    like `plan_memory`."""
+    layers = len({weight.layer for weight in model.weights} - {-1})
+    most = range(1, 1 + (layers + 1 if placement.gpu_layers is None else placement.gpu_layers))
+    tries = count(1)
+    with progress_bar("Planning for fewer layers") as on_progress:
+
+        def too_many(n: int) -> bool:
+            fewer = replace(placement, gpu_layers=n)
+            found = plan_memory(model, options, mmap, fewer).too_large()
+            on_progress(next(tries), most.stop.bit_length())
+            return bool(found)
+
+        return bisect_left(most, True, key=too_many)
 
 
 def _gb(n_bytes: int) -> str:
@@ -304,15 +339,19 @@ def plan_memory(
 
 
 def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBreakdown:
-    """The memory of a context with the settings of a recorded one. Raises like `plan_memory`.
+    """The memory of a context with the settings of a recorded one, and as many layers on its
+    devices. Raises like `plan_memory`, and `UsageError` if this process lacks a device.
 
     No event records whether the cache of a model with sliding windows has the whole context. This
     assumes that it does only if the cache would then be as large as the measured one.
     """
-    plan = in_a_child(dry_run_again, model, measured.settings)
+    placed = Placement(device=["none"])
+    if measured.devices:
+        placed = Placement(measured.gpu_layers, [of.device for of in measured.devices])
+    plan = in_a_child(dry_run_again, model, measured.settings, placed)
     if plan.of_kind("cache") != measured.of_kind("cache"):
         settings = replace(measured.settings, swa_full=True)
-        whole = in_a_child(dry_run_again, model, settings)
+        whole = in_a_child(dry_run_again, model, settings, placed)
         if whole.of_kind("cache") == measured.of_kind("cache"):
             return whole
     return plan

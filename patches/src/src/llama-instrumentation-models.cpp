@@ -141,6 +141,12 @@ context_state & model_table::of(const llama_context * ctx) {
     return it != contexts.end() ? *it->second : context_locked(ctx);
 }
 
+// of its own, or as a GPU that shares the machine's
+static bool has_memory(ggml_backend_dev_t dev) {
+    return dev && (ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU ||
+                   ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_IGPU);
+}
+
 context_state & model_table::context_locked(const llama_context * ctx) {
     auto & slot = contexts[ctx];
     if (!slot) {
@@ -159,8 +165,7 @@ context_state & model_table::context_locked(const llama_context * ctx) {
         ggml_backend_sched_t sched = ctx->get_sched();
         for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); i++) {
             ggml_backend_dev_t dev = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
-            slot->has_device = slot->has_device || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU ||
-                                                   ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_IGPU;
+            slot->has_device = slot->has_device || has_memory(dev);
         }
         write_context(*slot, model_id);
         write_memory_if_changed(s, *slot);
@@ -294,16 +299,26 @@ void model_table::write_context(const context_state & state, int model_id) {
 std::string memory_json(const llama_context * ctx) {
     // sorted by name: the map is ordered by address
     std::map<std::string, llama_memory_breakdown_data> by_name;
+    std::map<std::string, const char *> device_of;
     for (const auto & entry : ctx->memory_breakdown()) {
-        auto & sum = by_name[ggml_backend_buft_name(entry.first)];
+        const char * name = ggml_backend_buft_name(entry.first);
+        auto & sum = by_name[name];
         sum.model   += entry.second.model;
         sum.context += entry.second.context;
         sum.compute += entry.second.compute;
+        ggml_backend_dev_t dev = ggml_backend_buft_get_device(entry.first);
+        if (has_memory(dev) && !ggml_backend_buft_is_host(entry.first)) {
+            device_of[name] = ggml_backend_dev_name(dev);
+        }
     }
     json_line line;
     line.inner_array();
     for (const auto & entry : by_name) {
-        line.object().kv(LLAMA_INSTR_K_BUFFER, entry.first).kv(LLAMA_INSTR_K_MODEL, entry.second.model);
+        line.object().kv(LLAMA_INSTR_K_BUFFER, entry.first);
+        if (const auto of = device_of.find(entry.first); of != device_of.end()) {
+            line.kv(LLAMA_INSTR_K_DEVICE, of->second);
+        }
+        line.kv(LLAMA_INSTR_K_MODEL, entry.second.model);
         line.kv(LLAMA_INSTR_K_CONTEXT, entry.second.context).kv(LLAMA_INSTR_K_COMPUTE, entry.second.compute).close_object();
     }
     return std::string(line.close_array().lines());
@@ -317,6 +332,20 @@ void write_memory_if_changed(log_part & s, context_state & state) {
     state.memory = now;
     json_line & line = line_buffer().begin(LLAMA_INSTR_EV_MEMORY, ggml_instr_clock_ns());
     line.kv(LLAMA_INSTR_K_CTX, state.id).kv_json(LLAMA_INSTR_K_BUFFERS, now.c_str());
+    if (state.has_device) {
+        line.array(LLAMA_INSTR_K_DEVICES);
+        ggml_backend_sched_t sched = state.ctx->get_sched();
+        for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
+            ggml_backend_dev_t dev = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
+            if (has_memory(dev)) {
+                size_t free = 0, total = 0;
+                ggml_backend_dev_memory(dev, &free, &total);
+                line.object().kv(LLAMA_INSTR_K_DEVICE, ggml_backend_dev_name(dev));
+                line.kv(LLAMA_INSTR_K_TOTAL, total).kv(LLAMA_INSTR_K_FREE, free).close_object();
+            }
+        }
+        line.close_array();
+    }
     line.kv(LLAMA_INSTR_K_RSS, resident_bytes());
     s.write(LLAMA_INSTR_EV_MEMORY, line);
 }
