@@ -12,12 +12,15 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from llamacpp_instr.base.terminal import first_names
+from llamacpp_instr.base.terminal import counted, first_names
 from llamacpp_instr.converters.analyses.clock import merged
 from llamacpp_instr.log.devices import n_executed
+from llamacpp_instr.log.memory import MemoryInUse
 from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.log.session import Int64
 from llamacpp_instr.log.steps import KERNELS, Account
+from llamacpp_instr.model.file import layer_of
+from llamacpp_instr.recording.memory.breakdown import read_breakdown
 from llamacpp_instr.report.report import shown
 
 Cause: TypeAlias = "tuple[str, float, str] | None"
@@ -29,6 +32,9 @@ IDLE, BUSY_CPU = 0.3, 0.2
 """shares of the time of the steps: no device runs, and thread 0 computes or submits"""
 CALLER_WAITS = 0.7
 """share of the time of the steps"""
+STILL_FIT, KEPT_FREE = 0.1, 1 << 30
+"""share of the time of the steps; bytes of a device that stay free, as many as llama.cpp leaves
+where it fits a model to devices by itself (`common_params::fit_params_target`)"""
 
 
 class _Busy:
@@ -159,3 +165,46 @@ def caller_waits(account: Account) -> Cause:
         return None
     what = f"Thread 0 waits for the kernels of {' and '.join(account.devices)}."
     return what, share, "`instr stats --by device,op` shows which of its ops take the time."
+
+
+def layers_still_fit(account: Account) -> Cause:
+    """The CPU computes layers for which devices have the memory, of which KEPT_FREE stays free
+    (STILL_FIT)."""
+    session, in_use = account.session, MemoryInUse()
+    for event in session.memory:
+        in_use.take(event, session.contexts[event.ctx].model)
+    ctx = Counter(account.steps["ctx"].tolist()).most_common(1)[0][0]
+    latest = [event for event in session.memory if event.ctx == ctx]
+    if not in_use.devices or not latest or not session.has_ops:
+        return None
+    context = session.contexts[ctx]
+    tensors = session.tensors_of.get(context.model, [])
+    known = read_breakdown(context, latest[-1].buffers, tensors)
+    held = in_use.on_devices
+    # some drivers report all of their memory as free
+    rooms = {
+        name: min(of.free, of.total - held[name]) - KEPT_FREE for name, of in in_use.devices.items()
+    }
+    more = int(known.gpu_layers == 0)  # the output comes first
+    if more:
+        rooms[max(rooms, key=rooms.__getitem__)] -= sum(
+            of.n_bytes for of in known.placements if layer_of(of.name) < 0
+        )
+    found: list[int] = []
+    for layer, n_bytes in sorted(known.layers_of_machine().items(), reverse=True):
+        device = max(rooms, key=rooms.__getitem__)
+        if rooms[device] < n_bytes:
+            break
+        rooms[device] -= n_bytes
+        found.append(layer)
+    spent = sum(
+        ns for at, ns in account.by_place()[0].items() if not at.device and at.layer in found
+    )
+    share = spent / max(int(account.total.sum()), 1)
+    if not found or share < STILL_FIT:
+        return None
+    what = (
+        f"{counted(len(found), 'layer')} on the CPU would still fit into the memory of"
+        f" {' and '.join(rooms)}."
+    )
+    return what, share, f"Load it with --gpu-layers {known.gpu_layers + more + len(found)}."

@@ -19,6 +19,7 @@ from llamacpp_instr.converters.analyses.device_causes import (
     caller_waits,
     cpu_between,
     device_waits,
+    layers_still_fit,
 )
 from llamacpp_instr.converters.analyses.serving import ADVICE, cost_by_reason, missed_prompts
 from llamacpp_instr.converters.analyses.tables import header
@@ -451,5 +452,6 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Cause]], ...] = (
     ("cpu-between", "the steps' time", lambda facts: cpu_between(facts.account)),
     ("device-waits", "the steps' time", lambda facts: device_waits(facts.account)),
     ("caller-waits", "the steps' time", lambda facts: caller_waits(facts.account)),
+    ("layers-fit", "the steps' time", lambda facts: layers_still_fit(facts.account)),
 )
 """Names, what their shares are of, and the rules. Names never change; add new ones at the end."""

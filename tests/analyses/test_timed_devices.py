@@ -272,9 +272,50 @@ def test_what_fell_back_is_named(tmp_path: Path) -> None:
     assert "larger batches" in waits.advice
 
 
+@pytest.mark.parametrize(
+    ("own", "free", "total", "layers"),
+    [
+        (30, 159, 10**6, None),  # the layer's weights have 100 bytes, its half of the cache 60
+        (30, 160, 10**6, 1),
+        (30, 10**6, 160 + 70 - 1, None),  # of the total, the context holds 70
+        (30, 10**6, 160 + 70, 1),
+        (5, 160, 10**6, None),
+    ],
+)
+def test_layers_still_fit_if_what_is_free_has_room_for_them(
+    own: int, free: int, total: int, layers: int | None, tmp_path: Path
+) -> None:
+    """The first of two layers is on the CPU. It needs 30 of 145 µs, or 5 of 120."""
+    events = sketch(own=own, gap=10, submits=5, ran=40, waits=90)
+    at = next(i for i, of in enumerate(events) if isinstance(of, s.Device))
+    weights = {"blk.0.w": ("CPU", 100), "blk.1.w": ("Vulkan0", 10), "output.weight": ("Vulkan0", 0)}
+    uses = [
+        s.BufferUse(buffer="CPU", model=100, context=60),
+        s.BufferUse(buffer="Vulkan0", device="Vulkan0", model=10, context=60),
+    ]
+    gib = 1 << 30
+    has = s.DeviceMemory(device="Vulkan0", total=gib + total, free=gib + free)
+    events[at:at] = [
+        *(
+            s.Tensor(t=0, model=0, tensor=i, name=name, type="f32", ne=[2], bytes=n, buffer=buffer)
+            for i, (name, (buffer, n)) in enumerate(weights.items())
+        ),
+        s.Memory(t=0, ctx=0, buffers=uses, devices=[has]),
+    ]
+    found = causes(session_of(tmp_path / "a.log", events)).get("layers-fit")
+    if layers is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert found.share == pytest.approx(own / 145)
+        assert found.what.startswith("1 layer on the CPU would still fit")
+        assert found.advice == "Load it with --gpu-layers 3."
+
+
 def test_no_other_session_has_findings_about_devices(tmp_path: Path) -> None:
     logs = [load_session(BLAS), load_session(UNTIMED)]
     events = make_log(Random(6).randint, 1, "detailed")
     logs.append(session_of(tmp_path / "a.log", with_devices(events, Random(1), timed=False)))
     for session in logs:
-        assert not {"cpu-between", "device-waits", "caller-waits"} & set(causes(session))
+        names = {"cpu-between", "device-waits", "caller-waits", "layers-fit"}
+        assert not names & set(causes(session))
