@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted, first_names
 from llamacpp_instr.converters.analyses.tables import grouped, header, layer_order, without
+from llamacpp_instr.log.memory import is_of_machine
 from llamacpp_instr.log.schema import Model
 from llamacpp_instr.model.file import ModelFile, NamedTensor, load_model_file
 from llamacpp_instr.recording.memory.breakdown import (
@@ -451,7 +452,7 @@ def _verdict(known: MemoryBreakdown, room: int | None) -> Iterator[str]:
     """Whether it fits: what stays in use, of buffers in the machine's own memory."""
     if room is None:
         return
-    whole = sum(use.n_bytes for use in known.uses if use.is_of_machine)
+    whole = sum(use.n_bytes for use in known.uses if is_of_machine(use.buffer))
     dropped = _between(known)
     in_use = whole - dropped
     fits = "Fits" if in_use <= room else "Does not fit"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -54,6 +54,18 @@ def probe_reports(probe: Probe) -> list[Report]:
     times: Rates = {("time", of.threads): of.ns for of in probe.barriers}
     barriers = _table("An op that computes nothing", Column("", key="what"), times, "ns")
     return [memory, kernels, barriers]
+
+
+def device_reports(probe: Probe, name: str) -> list[Report]:
+    """The same of a device that was measured."""
+    of = probe.of_device(name)
+    assert of is not None
+    reports = probe_reports(of)
+    description = next(of.description for of in probe.devices if of.device == name)
+    reports[0].notes[0] = f"Bytes read and written per second, on {name} ({description})."
+    for report in reports:
+        report.columns[1:] = [replace(report.columns[1], name=name, key=name)]
+    return reports
 
 
 def busy_note(probe: Probe) -> str | None:
@@ -110,8 +122,12 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
         "More than 100 % of the memory: the data came from a cache that is smaller than what a"
         " compute reads."
     )
-    if devices := dict.fromkeys(device for device, _ in tables if device):
-        reports[-1].notes.append(f"The probe has no limits of {', '.join(devices)}.")
+    unknown = {device for device, _ in tables if device and not _limits(session, probe, device)}
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        reports[-1].notes.append(
+            f"The probe has no limits of {names}: run `instr probe --device {min(unknown)}` there."
+        )
     if any(op.sums[3] for of_phase in found.values() for op in of_phase.values()):
         reports[-1].notes.append(BOUND)
     if note := busy_note(probe):
@@ -129,7 +145,7 @@ def _of_phase(device: str, phase: str, ops: dict[str, _Op], points: list[Point])
         ns, flops, moved, bound = op.sums.tolist()
         n_flops, n_bytes = (rate_of(work, ns, bool(bound)) for work in (flops, moved))
         intensity = flops / moved if flops and moved else None
-        if device:
+        if not op.roofs:
             no_roofs: list[Cell] = [None] * 3
             share_of = ns / total if total else None
             rows.append([title, ns, share_of, n_flops, n_bytes, intensity, *no_roofs])
@@ -142,7 +158,7 @@ def _of_phase(device: str, phase: str, ops: dict[str, _Op], points: list[Point])
         limit = None if n_bytes is None else "memory" if by_memory else "compute"
         rates = [n_flops, n_bytes, intensity, attainable, reached, limit]
         rows.append([title, ns, ns / total if total else None, *rates])
-        if intensity and n_flops and len(rows) <= DRAWN:
+        if intensity and n_flops and len(rows) <= DRAWN and not device:
             points.append(Point(f"{phase}: {title}", intensity, n_flops))
     columns = header(
         "op", ("ns", "time"), ("fraction", "share"), ("flop_per_second", "FLOP/s"),
@@ -167,18 +183,29 @@ def _ops(account: Account, probe: Probe) -> dict[tuple[str, str], dict[str, _Op]
             sums = np.stack([ns, total.flops, total.bytes, total.bound], axis=1)
             for (title, _, _), of_kernel in zip(kernels, sums, strict=True):
                 found[ops.device, phase][title].sums += of_kernel
-            if ops.device:
+            limits = _limits(session, probe, ops.device)
+            if limits is None:
                 continue
             first = {title: (type_, tokens) for title, type_, tokens in reversed(kernels)}
             computes = zip(ops.compute[rows].tolist(), n_bytes[rows].tolist(), strict=True)
             for n, read in ((max(1, threads[compute]), read) for compute, read in computes):
-                byte_roof = probe.bandwidth_of(n, float(read)).bytes_per_second
-                fastest = probe.fastest_kernel(n).flops_per_second
+                byte_roof = limits.bandwidth_of(n, float(read)).bytes_per_second
+                fastest = limits.fastest_kernel(n).flops_per_second
                 for title, (type_, tokens) in first.items():
-                    kernel = probe.kernel_of(type_, tokens, n) if type_ else None
+                    kernel = limits.kernel_of(type_, tokens, n) if type_ else None
                     flop_roof = kernel.flops_per_second if kernel else fastest
-                    found["", phase][title].roofs.append((flop_roof, byte_roof))
+                    found[ops.device, phase][title].roofs.append((flop_roof, byte_roof))
     return found
+
+
+def _limits(session: Session, probe: Probe, device: str) -> Probe | None:
+    """What was measured of the CPU, or of the same device by name and description."""
+    if not device:
+        return probe
+    described = session.devices.get(device)
+    here = (of.description for of in probe.devices if of.device == device)
+    known = described is not None and described.description in here
+    return probe.of_device(device) if known else None
 
 
 def _kernels(session: Session, number: int) -> list[tuple[str, str | None, int]]:

@@ -1,8 +1,10 @@
 """A log as a trace of PyTorch's profiler (Kineto's JSON) and as scalars for TensorBoard.
 
-Invariant: times are microseconds since the session began, with all three decimals. The kernels are
-those of thread 0, which takes part in every kernel, so kernels of a context do not overlap. What
-the kernels of a plan have in common is encoded once.
+Invariant: times are microseconds since the session began, with all three decimals. The kernels of
+device 0 are those of thread 0, which takes part in every kernel of the CPU, so those of a context
+do not overlap. A device that computes behind it is one more: its kernels were launched when their
+split was submitted, and those of a stream do not overlap. What the kernels of a plan have in common
+is encoded once.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -24,6 +27,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.exports.traced import (
     TEMPLATES,
     WHOLE,
+    DeviceRun,
     OpenStep,
     Options,
     TracedLog,
@@ -33,10 +37,13 @@ from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.graph.timeline import PlanTimeline, remember
+from llamacpp_instr.log.memory import is_of_machine
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.session import kernel_times
 
 Int64 = NDArray[np.int64]
+Times = tuple[Int64, Int64]
+"""begin and duration in ns"""
 TRACE, SCALARS = NAMES = ("llama.cpp.pt.trace.json.gz", "events.out.tfevents.0.llama.cpp")
 """the files; TensorBoard knows them by the middle of their names"""
 SEPARATOR = b",\n"
@@ -70,8 +77,12 @@ class _Writer(TracedLog):
     ) -> None:
         super().__init__(reader, options)
         self._folder, self._take = folder, take
-        self._on_side: Counter[bool] = Counter()
-        """bytes on the host (True) and on devices"""
+        self._on_side: Counter[int] = Counter()
+        """bytes by number of a device, -1 for the host"""
+        self._devices: dict[str, int] = {}
+        """the numbers of those that compute behind thread 0"""
+        self._streams: dict[tuple[str, int, int], int] = {}
+        """by device, context and lane"""
         self._scalars: Scalars | None = None
         self._next_id = _FIRST_ID
         self._has_steps = False
@@ -83,6 +94,8 @@ class _Writer(TracedLog):
             left_out = self.walk()
             if self.selection.steps is not None and not self._has_steps:
                 raise UsageError(f"{self.reader.path}: no step was selected")
+            properties = b",".join(map(orjson.dumps, self._properties()))
+            self._write(b'\n],"deviceProperties":[' + properties)
             file.write(b"\n]}\n")
         assert self._scalars is not None
         self._scalars.close()
@@ -96,7 +109,6 @@ class _Writer(TracedLog):
         cpu = start.host.cpu or "CPU"
         head = {
             "schemaVersion": 1,
-            "deviceProperties": [{"id": DEVICE, "name": cpu, "totalGlobalMem": start.host.memory}],
             "distributedInfo": {"rank": 0, "world_size": 1},
             "displayTimeUnit": "ns",
             "baseTimeNanoseconds": start.wall,
@@ -108,6 +120,32 @@ class _Writer(TracedLog):
         self._event(_named("process_labels", self._pid, "CPU", "labels"))
         self._event(_named("process_name", DEVICE, f"ggml's kernels on {cpu}"))
         self._event(_named("process_labels", DEVICE, f"GPU {DEVICE}", "labels"))
+
+    def _properties(self) -> Iterator[dict[str, Any]]:
+        host = self.refs.start.host
+        yield {"id": DEVICE, "name": host.cpu or "CPU", "totalGlobalMem": host.memory}
+        for name, number in self._devices.items():
+            described, has = self.refs.devices.get(name), self.memory.devices.get(name)
+            about = f"{name}: {described.description}" if described else name
+            yield {"id": number, "name": about, "totalGlobalMem": has.total if has else 0}
+
+    def _device(self, name: str) -> int:
+        """The number of a device that computes behind thread 0."""
+        if name not in self._devices:
+            free = (n for n in count(DEVICE + 1) if n != self._pid)
+            number = next(n for n in free if n not in self._devices.values())
+            self._devices[name] = number
+            self._event(_named("process_name", number, f"kernels on {name}"))
+            self._event(_named("process_labels", number, f"GPU {number}", "labels"))
+        return self._devices[name]
+
+    def _stream(self, name: str, ctx: int, lane: int) -> int:
+        key = name, ctx, lane
+        if key not in self._streams:
+            self._streams[key] = sum(device == name for device, _, _ in self._streams)
+            title = f"context {ctx}" + f", queue {lane}" * bool(lane)
+            self._event(_named("thread_name", self._device(name), title, tid=self._streams[key]))
+        return self._streams[key]
 
     def take_context(self, context: schema.Context) -> None:
         for pid in (self._pid, DEVICE):
@@ -157,26 +195,45 @@ class _Writer(TracedLog):
         text: KernelText | None = plan.templates.get(ctx)
         if text is None:
             known = self.refs.plan
-            text = KernelText(known.graph.event, known.event, plan.timeline, self._pid, ctx)
+            on = DEVICE, ctx
+            text = KernelText(known.graph.event, known.event, plan.timeline, self._pid, ctx, on)
             remember(plan.templates, ctx, text, TEMPLATES)
         begin, end = kernel_times(ops)
         if text.n:
-            self._write(SEPARATOR + text.fill(begin - self._start, end - begin, self._next_id))
+            times = begin - self._start, end - begin
+            self._write(SEPARATOR + text.fill(times, times, self._next_id))
+            self._next_id += text.n
+
+    def draw_run(self, ctx: int, run: DeviceRun, plan: TracedPlan, work: KernelWork) -> None:  # noqa: ARG002
+        on = self._device(run.ops.device), self._stream(run.ops.device, ctx, run.lane)
+        text: KernelText | None = plan.templates.get((ctx, *on))
+        if text is None:
+            known = self.refs.plan
+            text = KernelText(known.graph.event, known.event, plan.timeline, self._pid, ctx, on)
+            remember(plan.templates, (ctx, *on), text, TEMPLATES)
+        begin, end = kernel_times(run.ops)
+        if text.n:
+            launch = run.begin if run.submitted is None else run.submitted
+            host = np.full_like(begin, launch - self._start), np.zeros_like(begin)
+            self._write(
+                SEPARATOR + text.fill(host, (begin - self._start, end - begin), self._next_id)
+            )
             self._next_id += text.n
 
     def take_memory(self, memory: schema.Memory) -> None:
         changed = self.memory.take(memory, self.refs.context.event.model)
         for (buffer, kind), n in changed.items():
-            host = buffer.startswith("CPU")
-            self._on_side[host] += n
-            allocated = self._on_side[host]
+            of = self.memory.device_of[buffer]
+            number = self._device(of) if of else -1 if is_of_machine(buffer) else DEVICE
+            self._on_side[number] += n
+            allocated, host = self._on_side[number], number < 0
             self._event(
                 {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]",
                  "pid": self._pid, "tid": memory.ctx, "ts": self._us(memory.t),
                  "args": {"Total Allocated": allocated, "Total Reserved": allocated, "Bytes": n,
                           "Addr": crc32(f"{buffer} {kind}".encode()), "buffer": buffer,
                           "kind": kind, "Device Type": _CPU if host else _DEVICE,
-                          "Device Id": -1 if host else DEVICE}}
+                          "Device Id": number}}
             )  # fmt: skip
         kinds: Counter[str] = Counter()
         for (_, kind), n in self.memory.held.items():
@@ -224,12 +281,19 @@ class KernelText:
     """The events of a plan's kernels, built once and filled in for each compute."""
 
     def __init__(
-        self, graph: schema.Graph, plan: schema.Plan, timeline: PlanTimeline, pid: int, ctx: int
+        self,
+        graph: schema.Graph,
+        plan: schema.Plan,
+        timeline: PlanTimeline,
+        pid: int,
+        ctx: int,
+        on_device: tuple[int, int],
     ) -> None:
+        """`on_device` are the numbers of a device and of its stream."""
         nodes = graph.whole
         parts = []
         on = b'"pid":%d,"tid":%d' % (pid, ctx)
-        stream = b'"pid":%d,"tid":%d' % (DEVICE, ctx)
+        stream = b'"pid":%d,"tid":%d' % on_device
         times = b',"ts":%d.%03d,"dur":%d.%03d'
         for i, (first, op) in enumerate(zip(plan.node, timeline.ops, strict=True)):
             sources = [tensor(graph, source) for source in nodes.src[first]]
@@ -252,19 +316,22 @@ class KernelText:
                 b',"ts":%d.%03d,"dur":0.000,"args":{"External id":%d,"correlation":%d}}',
                 SEPARATOR,
                 b'{"ph":"X","cat":"kernel","name":%s,' % name + stream + times,
-                b',"args":{"External id":%%d,"correlation":%%d,"device":%d,' % DEVICE,
-                b'"context":%d,"stream":%d}}' % (ctx, ctx),
+                b',"args":{"External id":%%d,"correlation":%%d,"device":%d,' % on_device[0],
+                b'"context":%d,"stream":%d}}' % (ctx, on_device[1]),
                 SEPARATOR,
             ]
         self.n = len(timeline.ops)
         self._text = b"".join(parts[:-1])
 
-    def fill(self, begin: Int64, dur: Int64, first_id: int) -> bytes:
-        """The events of a compute, without a separator around them; times in ns. Their ids count
-        from `first_id`."""
+    def fill(self, host: Times, device: Times, first_id: int) -> bytes:
+        """The events of a compute, without a separator around them. Their ids count from
+        `first_id`."""
         ids = np.arange(first_id, first_id + self.n)[:, None]
-        times = np.stack(np.divmod(np.column_stack((begin, dur)), 1000), axis=2).reshape(-1, 4)
-        numbers = np.hstack((times, ids, times[:, :2], ids, ids, times, ids, ids))
+        launched, ran = (
+            np.stack(np.divmod(np.column_stack(of), 1000), axis=2).reshape(-1, 4)
+            for of in (host, device)
+        )
+        numbers = np.hstack((launched, ids, launched[:, :2], ids, ids, ran, ids, ids))
         return self._text % tuple(numbers.ravel().tolist())
 
 

@@ -254,10 +254,16 @@ def values(logs: Logs = several_logs("LOG [OTHER]"), output: cli.ReportOutput = 
     output.write(reports, charts=draw(*sessions) if output.form == "html" else [])
 
 
-@cli.command("instr probe")
+@cli.command(
+    "instr probe",
+    "instr probe --device Vulkan0                 # add this device to the file",
+)
 def probe(
     output: str | None = cli.option(
         "Write to FILE, not to the user's cache; - prints the JSON.", "-o --output FILE"
+    ),
+    device: str | None = cli.option(
+        "Measure this device instead, as `instr doctor` names it, and add it to the file.", "NAME"
     ),
     force: bool = cli.FORCE,
 ) -> None:
@@ -267,12 +273,15 @@ def probe(
     as many as `instr run` uses, and takes minutes. Run it while no other process computes: it
     measures implausible figures again, and leaves them out if they remain so. `instr roofline`
     compares logs of this machine with the result, and `instr predict` predicts models.
+
+    Of a device, it measures how fast it copies its memory, how fast ggml multiplies there, and the
+    cost of an op that computes nothing. `instr roofline` then has roofs for its kernels.
     """
     from llamacpp_instr.base.output import check_output, open_output
     from llamacpp_instr.base.system import how_to_install, missing_modules
     from llamacpp_instr.converters.analyses.probe import probe_reports
     from llamacpp_instr.llama.build.wheel import own_cache
-    from llamacpp_instr.prediction.probe.file import default_path, probe_json
+    from llamacpp_instr.prediction.probe.file import default_path, probe_json, read_probe
     from llamacpp_instr.prediction.probe.measure import measure, thread_counts
     from llamacpp_instr.report.render import render_text
 
@@ -281,7 +290,10 @@ def probe(
         path, force = str(default_path()), True
     else:
         path = output
-        check_output(path, force)
+        check_output(path, force or device is not None)
+    if device is not None:
+        _probe_device(device, path)
+        return
     missing = missing_modules("predict")
     if missing:
         notice(
@@ -295,11 +307,38 @@ def probe(
 
         with progress_bar("Recording random models") as on_progress:
             measured.kernel_model = measure_kernels(thread_counts(), on_progress)
+    with contextlib.suppress(UsageError):  # there is none, or it is damaged
+        if (known := read_probe(path)).cpu == measured.cpu:
+            measured.devices = known.devices
     with open_output(path, force) as file:
         file.write(probe_json(measured))
     if path != "-":
         click.echo(render_text(probe_reports(measured)), nl=False)
         notice(f"wrote {path}")
+
+
+def _probe_device(name: str, path: str) -> None:
+    """Measure a device and add it to the file of this machine."""
+    from llamacpp_instr.base.output import open_output
+    from llamacpp_instr.converters.analyses.probe import device_reports
+    from llamacpp_instr.llama import native
+    from llamacpp_instr.llama.devices import device_named
+    from llamacpp_instr.prediction.probe.device import measure_device
+    from llamacpp_instr.prediction.probe.file import default_path, probe_json, read_probe
+    from llamacpp_instr.prediction.probe.measure import cpu_name
+    from llamacpp_instr.report.render import render_text
+
+    known = read_probe(None if path == str(default_path()) else path)
+    if known.cpu != cpu_name():
+        raise UsageError(f"{path} is of {known.cpu}, this machine is {cpu_name()}")
+    native.load()
+    device = device_named(name)
+    with progress_bar(f"Measuring {name}") as on_progress:
+        measured = measure_device(device, on_progress)
+    with open_output(path, force=True) as file:
+        file.write(probe_json(known.with_device(measured)))
+    click.echo(render_text(device_reports(known.with_device(measured), name)), nl=False)
+    notice(f"added {name} to {path}")
 
 
 @cli.command("instr roofline session.log", "instr roofline session.log -o roof.html")

@@ -93,6 +93,14 @@ def devices() -> list[Device]:
     return found
 
 
+def device_named(name: str) -> Device:
+    """A device that takes layers. Raises `UsageError` if there is none of this name."""
+    gpus = {of.name: of for of in devices() if of.takes_layers}
+    if name not in gpus:
+        raise UsageError(f"--device {name}: {_no_device(name, list(gpus))}")
+    return gpus[name]
+
+
 class _Override(ctypes.Structure):
     """`struct llama_model_tensor_buft_override`: include/llama.h."""
 
@@ -119,8 +127,7 @@ class Placement:
         there = devices()
         gpus = [of.name for of in there if of.takes_layers]
         for name in self._names():
-            if name not in gpus:
-                raise UsageError(f"--device {name}: {_no_device(name, gpus)}")
+            device_named(name)
         if self.gpu_layers and not gpus:
             raise UsageError(f"--gpu-layers {self.gpu_layers}: {_no_device('', gpus)}")
         layers = model.hyper_parameter("block_count")

@@ -10,6 +10,12 @@ from collections import Counter
 from llamacpp_instr.log import schema
 
 
+def is_of_machine(buffer: str) -> bool:
+    """Whether a buffer of this name is in the machine's own memory: a device may have some there,
+    which it has pinned."""
+    return buffer.startswith(("CPU", "AMX")) or buffer.endswith("_Host")
+
+
 class MemoryInUse:
     """Follows the `memory` events of a session."""
 
@@ -18,8 +24,8 @@ class MemoryInUse:
         """by all contexts, in bytes, by buffer and kind (`weights`, `KV cache`, `compute`)"""
         self.devices: dict[str, schema.DeviceMemory] = {}
         """what the driver of each device reported last"""
-        self._device: dict[str, str] = {}
-        """of each buffer; empty for the machine's memory"""
+        self.device_of: dict[str, str] = {}
+        """by buffer; empty for the machine's memory"""
         self._of_context: dict[int, Counter[tuple[str, str]]] = {}
         self._owner: dict[int, int] = {}
         """by model: the context whose weights count"""
@@ -30,7 +36,7 @@ class MemoryInUse:
         now: Counter[tuple[str, str]] = Counter()
         self.devices.update((of.device, of) for of in memory.devices)
         for use in memory.buffers:
-            self._device[use.buffer] = use.device
+            self.device_of[use.buffer] = use.device
             now[use.buffer, "weights"] += use.model if owner == memory.ctx else 0
             now[use.buffer, "KV cache"] += use.context
             now[use.buffer, "compute"] += use.compute
@@ -45,6 +51,6 @@ class MemoryInUse:
         """The bytes that all contexts hold on each device."""
         found = dict.fromkeys(self.devices, 0)
         for (buffer, _), n in self.held.items():
-            if device := self._device[buffer]:
+            if device := self.device_of[buffer]:
                 found[device] = found.get(device, 0) + n
         return found

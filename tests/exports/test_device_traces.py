@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from llamacpp_instr.converters.exports.chrome import write_chrome
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
+from llamacpp_instr.converters.exports.torch import write_torch
 from llamacpp_instr.log.reader import read_events
 from tests.kit.device_log import with_devices
 from tests.kit.made_log import encode, make_log
@@ -118,3 +120,35 @@ def test_chrome_has_them_too(overlapping: Path) -> None:
         assert begins == ends
         if log is not overlapping:
             assert len(begins) == n_runs(log)
+
+
+def test_torch_has_them_on_a_device_of_their_own(overlapping: Path, tmp_path: Path) -> None:
+    """Launched where their split was submitted, in streams whose kernels do not overlap."""
+    for i, log in enumerate(logs(overlapping)):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        write_torch(read_events(log), folder)
+        (path,) = folder.glob("*.json.gz")
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        names = {of["id"]: of["name"].partition(":")[0] for of in trace["deviceProperties"]}
+        kernels = [of for of in trace["traceEvents"] if of.get("cat") == "kernel" and of["pid"]]
+        start = lines(log)[0]["t"]
+        assert Counter(
+            (start + round(of["ts"] * 1000), round(of["dur"] * 1000)) for of in kernels
+        ) == device_spans(log)
+        assert {names[of["args"]["device"]] for of in kernels} == {
+            of["device"] for of in lines(log) if of["event"] == "ops" and of.get("device")
+        }
+        launches = {
+            of["args"]["correlation"]: of
+            for of in trace["traceEvents"]
+            if of.get("cat") == "Runtime"
+        }
+        assert all(launches[of["args"]["correlation"]]["pid"] != of["pid"] for of in kernels)
+        streams: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for of in kernels:
+            begin = round(of["ts"] * 1000)
+            key = of["pid"], of["tid"]
+            streams.setdefault(key, []).append((begin, begin + round(of["dur"] * 1000)))
+        for spans in streams.values():
+            assert all(end <= begin for (_, end), (begin, _) in pairwise(sorted(spans)))

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import cache_dir
@@ -170,6 +171,17 @@ class Barrier(Struct, forbid_unknown_fields=True):
     ns: Positive
 
 
+class DeviceLimits(Struct, forbid_unknown_fields=True):
+    """What was measured of a device, which has no threads: all of it as of one."""
+
+    device: str
+    """ggml's name"""
+    description: str
+    bandwidth: Annotated[list[Bandwidth], Meta(min_length=1, max_length=1000)]
+    kernels: Annotated[list[Kernel], Meta(min_length=1, max_length=10_000)]
+    barriers: Annotated[list[Barrier], Meta(max_length=1000)]
+
+
 class Probe(Struct, forbid_unknown_fields=True):
     """What was measured on one machine."""
 
@@ -189,6 +201,21 @@ class Probe(Struct, forbid_unknown_fields=True):
     """for `instr predict`"""
     left_out: Annotated[int, Meta(ge=0)] = 0
     """figures that were implausible, however often they were measured"""
+    devices: Annotated[list[DeviceLimits], Meta(max_length=1000)] = []
+
+    def of_device(self, name: str) -> Probe | None:
+        """The limits of a device in place of the CPU's, for one thread; None if it was not
+        measured."""
+        for of in self.devices:
+            if of.device == name:
+                more = {part: getattr(of, part) for part in ("bandwidth", "kernels", "barriers")}
+                return replace(self, **more)
+        return None
+
+    def with_device(self, limits: DeviceLimits) -> Probe:
+        """A copy with these limits in place of what was measured of the device before."""
+        others = [of for of in self.devices if of.device != limits.device]
+        return replace(self, devices=[*others, limits])
 
     def bandwidth_of(self, threads: int, working_set: float) -> Bandwidth:
         """The one measured with as many threads, or the next fewer, on the smallest amount of

@@ -41,11 +41,6 @@ class MemoryUse:
     device: str = ""
     """whose memory it is; empty: the machine's"""
 
-    @property
-    def is_of_machine(self) -> bool:
-        """Whether it is in the machine's own memory: a device may have buffers there."""
-        return self.buffer.startswith(("CPU", "AMX")) or is_plain(self.buffer)
-
 
 @dataclass(frozen=True)
 class ContextSettings:
