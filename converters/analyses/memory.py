@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted, first_names
 from llamacpp_instr.converters.analyses.tables import grouped, header, layer_order, without
-from llamacpp_instr.log.memory import is_of_machine
-from llamacpp_instr.log.schema import Model
+from llamacpp_instr.log.schema import Model, is_of_machine
 from llamacpp_instr.model.file import ModelFile, NamedTensor, load_model_file
 from llamacpp_instr.recording.memory.breakdown import (
     MAPPED,

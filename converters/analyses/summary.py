@@ -7,7 +7,7 @@ Warm-up runs and failed steps are never counted, and a note says so.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -260,16 +260,22 @@ def _phase_rows(
 
 
 def _layers(account: Account) -> Report:
-    found = account.by_layer
-    spent = {
-        layer: {phase: found.get((phase, layer), 0) for phase in account.phases}
-        for layer in sorted({layer for _, layer in found})
-    }
+    spent: dict[tuple[int, str], dict[str, int]] = {}
+    for phase, key, ns in _by_layer(account):
+        spent.setdefault(key, dict.fromkeys(account.phases, 0))[phase] += ns
     if not spent:
         return Report("Layers", [], [])
-    rows = _phase_rows(spent, account)
+    on_devices = bool(account.device_ops)
+    keys = sorted(spent)
+    of_keys = _phase_rows({i: spent[key] for i, key in enumerate(keys)}, account)
+    rows = [[*key[: 1 + on_devices], *row[1:]] for key, row in zip(keys, of_keys, strict=True)]
     notes = ["From a layer's first kernel to its last; stats --by layer adds up its kernels."]
-    total = {layer: sum(of.values()) for layer, of in spent.items() if layer >= 0}
+    if on_devices:
+        notes = ["The kernels of each layer, where they ran; those of devices overlap the others."]
+    total: Counter[int] = Counter()
+    for (layer, _), by_phase in spent.items():
+        if layer >= 0:
+            total[layer] += sum(by_phase.values())
     figures: Figures = {"layers": (len(total), "count")}
     if len(total) > ALL_LAYERS:
         slowest = sorted(total, key=lambda layer: -total[layer])[:ALL_LAYERS]
@@ -278,7 +284,19 @@ def _layers(account: Account) -> Report:
         notes.append(f"The slowest of {len(total)}; the median layer took {shown(median, 'ns')}.")
         rows = [row for row in rows if row[0] in (-1, *slowest)]
     columns = _phase_columns(Column("Layer", "layer"), account)
-    return Report("Layers", columns, rows, notes, figures=figures)
+    columns[1:1] = header("Device") * on_devices
+    return Report("Layers", columns, rows, notes, figures=figures, labels=1 + on_devices)
+
+
+def _by_layer(account: Account) -> Iterator[tuple[str, tuple[int, str], int]]:
+    """Phase, layer and device, and ns: of kernels if there are some on devices, else from the first
+    kernel of a layer to its last."""
+    if account.device_ops:
+        for at, ns in account.by_place()[0].items():
+            yield at.phase, (at.layer, at.device or "CPU"), ns
+    else:
+        for (phase, layer), ns in account.by_layer.items():
+            yield phase, (layer, ""), ns
 
 
 def _top_ops(account: Account) -> Report:

@@ -37,7 +37,6 @@ from llamacpp_instr.log import schema
 from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.graph.timeline import PlanTimeline, remember
-from llamacpp_instr.log.memory import is_of_machine
 from llamacpp_instr.log.reader import EventReader
 from llamacpp_instr.log.session import kernel_times
 
@@ -224,7 +223,7 @@ class _Writer(TracedLog):
         changed = self.memory.take(memory, self.refs.context.event.model)
         for (buffer, kind), n in changed.items():
             of = self.memory.device_of[buffer]
-            number = self._device(of) if of else -1 if is_of_machine(buffer) else DEVICE
+            number = self._device(of) if of else -1 if schema.is_of_machine(buffer) else DEVICE
             self._on_side[number] += n
             allocated, host = self._on_side[number], number < 0
             self._event(

@@ -162,6 +162,15 @@ class FrameMaker:
         self._lanes = known
 
 
+def _devices(state: LiveState) -> Iterator[list[Any]]:
+    """The name of each device, the ns of its kernels, and the bytes that contexts hold, of all."""
+    in_use = state.in_use
+    held = in_use.on_devices
+    for name in sorted({*state.devices, *in_use.devices}):
+        has = in_use.devices.get(name)
+        yield [name, state.devices[name], held.get(name, 0), has.total if has else 0]
+
+
 def _figures(state: LiveState, catching_up: bool) -> Json:
     """The figures that every frame contains."""
     start, machine = state.start, state.machine
@@ -181,7 +190,7 @@ def _figures(state: LiveState, catching_up: bool) -> Json:
         "copies": _copies(state),
         "n_messages": state.n_messages,
         "busy": state.busy,
-        "devices": dict(state.devices),
+        "devices": list(_devices(state)),
         "heat": {
             phase: {
                 "blocks": list(BLOCKS),

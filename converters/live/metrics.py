@@ -72,6 +72,17 @@ class _Figures(Collector):
         for device, ns in state.devices.items():
             devices.add_metric([device], ns / 1e9)
         yield devices
+        in_use = state.in_use
+        memory = GaugeMetricFamily(
+            "llamacpp_instr_device_memory_bytes",
+            "Memory of devices: what contexts hold, and what a driver last reported as free.",
+            labels=["device", "state"],
+        )
+        for device, has in in_use.devices.items():
+            held = in_use.on_devices[device]
+            for what, n in (("held", held), ("free", has.free), ("total", has.total)):
+                memory.add_metric([device, what], n)
+        yield memory
         figures = figures_of(state)
         active = {"running": len(figures.active), "queued": figures.queued}
         yield self._by_state("active_requests", "Requests under way.", active)

@@ -20,6 +20,7 @@ from llamacpp_instr.converters.live.times import CANCELLED
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.known import KnownPlan, KnownStep
+from llamacpp_instr.log.memory import MemoryInUse
 from llamacpp_instr.log.requests import Copied, Served, Taken, read_note, server_context
 from llamacpp_instr.log.resolve import Resolver, Takers
 from llamacpp_instr.log.schema import (
@@ -318,6 +319,14 @@ class LiveState:
         """Whether the sequences of a context are slots, as far as the log has said so."""
         server = self.server
         return bool(self.lanes.slots) and server is not None and server.ctx == ctx
+
+    @property
+    def in_use(self) -> MemoryInUse:
+        """What the contexts hold now, and what devices have."""
+        found = MemoryInUse()
+        for ctx, memory in self.memory.items():
+            found.take(memory, self.contexts[ctx].model)
+        return found
 
     def model_of(self, ctx: int) -> str:
         """The name of the model of a context; without one, of `server`."""

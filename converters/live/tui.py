@@ -130,6 +130,10 @@ def _figures(frame: Json, width: int) -> Iterator[Text]:
             ("copies in RAM", f"{copies['prompts']:,}, {shown(copies['bytes'], 'bytes')}", None)
         )
         figures.append(("copied", f"{copies['save']:,} in, {copies['load']:,} out", None))
+    for name, ns, held, _ in frame["devices"]:
+        busy = _share(ns / max(frame["busy"], 1))
+        label = set_cell_size(printable(name), LABEL - 1)
+        figures.append((label, f"{busy}, {shown(held, 'bytes')}", None))
     n = max(1, min(MOST_COLUMNS, width // FIGURE))
     each = width // n
     for i in range(0, len(figures), n):

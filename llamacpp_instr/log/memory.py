@@ -10,12 +10,6 @@ from collections import Counter
 from llamacpp_instr.log import schema
 
 
-def is_of_machine(buffer: str) -> bool:
-    """Whether a buffer of this name is in the machine's own memory: a device may have some there,
-    which it has pinned."""
-    return buffer.startswith(("CPU", "AMX")) or buffer.endswith("_Host")
-
-
 class MemoryInUse:
     """Follows the `memory` events of a session."""
 

@@ -312,6 +312,12 @@ class BufferUse(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=
     compute: Bytes = 0
 
 
+def is_of_machine(buffer: str) -> bool:
+    """Whether a buffer of this name is in the machine's own memory: a device may have some there,
+    which it has pinned."""
+    return buffer.startswith(("CPU", "AMX")) or buffer.endswith("_Host")
+
+
 class DeviceMemory(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The memory of a device, as its driver reports it."""
 

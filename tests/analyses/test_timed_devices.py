@@ -3,6 +3,7 @@ their lines."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -18,13 +19,16 @@ from llamacpp_instr.converters.analyses.stats import compute_stats, where_filter
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tree import build_tree, device_trees
 from llamacpp_instr.converters.exports.tables import tables_of
-from llamacpp_instr.converters.live.frames import step_details
+from llamacpp_instr.converters.live.frames import glance, step_details
 from llamacpp_instr.converters.live.metrics import metrics_text
 from llamacpp_instr.converters.live.state import LiveState
+from llamacpp_instr.converters.live.tui import draw
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import Account, counted_steps
+from llamacpp_instr.prediction.probe.file import Bandwidth, DeviceLimits, Kernel
+from llamacpp_instr.report.report import shown
 from tests.kit.device_log import with_devices
 from tests.kit.log_readers import whole_events
 from tests.kit.made_log import make_log
@@ -85,8 +89,33 @@ def test_a_recorded_device_has_its_ops_in_every_table() -> None:
     of_device = [report for report in reports if report.title.startswith("On Vulkan0")]
     assert sum(row["time"] for report in of_device for row in rows(report)) == whole
     assert all(row["attainable"] is None for report in of_device for row in rows(report))
+    layers = rows(by_title(compute_summary(session))["Layers"])
+    there = [row for row in layers if row["Device"] == "Vulkan0"]
+    assert {row["Layer"] for row in there} == {-1, *range(4)}
+    assert sum(row[phase] for row in there for phase in ("prefill", "decode")) == whole
     text = str(compute_page([session], None))
     assert "Time on Vulkan0 by layer and op" in text
+
+
+def test_a_device_that_was_measured_has_roofs() -> None:
+    """A device of the same name and description; its kernels are compared with its own limits."""
+    session = load_session(VULKAN)
+    probe = probe_of_caches(session.start.host.cpu)
+    described = session.devices["Vulkan0"].description
+    limits = DeviceLimits(
+        "Vulkan0", described, [Bandwidth(1, 1, 4e9)], [Kernel("F16", 1, 1, 8e9)], []
+    )
+    for name, roofed in ((described, True), ("another", False)):
+        limits.description = name
+        reports, _ = roofline(session, probe.with_device(limits))
+        found = [of for report in reports if report.title.startswith("On") for of in rows(report)]
+        assert [of["attainable"] for of in found if of["FLOP/byte"]] == [
+            pytest.approx(min(8e9, 4e9 * of["FLOP/byte"])) if roofed else None
+            for of in found
+            if of["FLOP/byte"]
+        ]
+        assert any("no limits of Vulkan0" in note for note in reports[-1].notes) != roofed
+    assert probe.with_device(limits).with_device(limits).devices == [limits]
 
 
 def test_the_execution_explains_the_waits() -> None:
@@ -178,6 +207,30 @@ def test_live_has_late_kernels_in_their_step() -> None:
     assert heat > expected
     text = metrics_text(state).decode()
     assert 'llamacpp_instr_device_seconds_total{device="Vulkan0"}' in text
+
+
+def test_live_shows_the_time_and_the_memory_of_a_device() -> None:
+    """On the terminal and among metrics, in bytes that the log has."""
+    state = LiveState()
+    for _, event in state.refs.follow(read_events(FIXTURES / "devices.log")):
+        if take := state.takers.get(type(event)):
+            take(event)
+    (memory,) = [e for e in whole_events(FIXTURES / "devices.log") if isinstance(e, s.Memory)]
+    (use,) = [of for of in memory.buffers if of.device]
+    held = use.model + use.context + use.compute
+    (device,) = memory.devices
+    spent = sum(ns_by_op(FIXTURES / "devices.log").values())
+    frame = glance(state, False, 30, 120) | {"over": None}
+    assert frame["devices"] == [["Vulkan0", spent, held, device.total]]
+    screen = "\n".join(line.plain for line in draw(frame, 120, 30, None, False))
+    busy = f"{100 * spent / frame['busy']:.0f} %"
+    assert re.search(rf"Vulkan0 +{busy}, {shown(held, 'bytes')}", screen)
+    text = metrics_text(state).decode()
+    for what, n in (("held", held), ("free", device.free), ("total", device.total)):
+        line = f'device_memory_bytes{{device="Vulkan0",state="{what}"}} (.*)'
+        found = re.search(line, text)
+        assert found
+        assert float(found[1]) == n
 
 
 # --- by hand ---

@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamacpp_instr.converters.live.metrics import metrics_text
+from llamacpp_instr.log.schema import DeviceMemory
 from tests.kit.native_kit import ROOT
 from tests.live.server_log import END
 from tests.live.test_slots import state_at
@@ -18,6 +19,8 @@ PAGE = (ROOT / "docs" / "reference" / "metrics.md").read_text()
 def test_the_table_is_what_is_exported(tmp_path: Path) -> None:
     state = state_at(END, tmp_path / "server.log")
     state.devices["Vulkan0"] += 1
+    memory = next(iter(state.memory.values()))
+    memory.devices.append(DeviceMemory(device="Vulkan0", total=9, free=5))
     text = metrics_text(state).decode()
     types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     labels: dict[str, set[str]] = {}

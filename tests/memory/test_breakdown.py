@@ -12,7 +12,6 @@ import pytest
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log import schema as s
-from llamacpp_instr.log.memory import is_of_machine
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.memory.breakdown import (
     MemoryBreakdown,
@@ -101,7 +100,7 @@ def test_what_a_device_holds_and_what_it_would_need() -> None:
     assert (found.on("GPU0"), found.gpu_layers) == (65, 1)
     assert found.too_large() == [(device, 65)]
     assert found.layers_of_machine() == {0: 8 + 50}
-    in_machine = (of.n_bytes for of in found.uses if is_of_machine(of.buffer))
+    in_machine = (of.n_bytes for of in found.uses if s.is_of_machine(of.buffer))
     assert sum(in_machine) == 1 + 9 + 16 + 50
 
 

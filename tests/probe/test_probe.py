@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,9 +28,11 @@ from llamacpp_instr.prediction.probe import measure
 from llamacpp_instr.prediction.probe.file import Bandwidth, Kernel, probe_json, read_probe
 from llamacpp_instr.prediction.probe.measure import F32, Graph
 from llamacpp_instr.report.report import BOUND
-from tests.conftest import Instr
+from tests.conftest import Instr, assert_refused
+from tests.kit.backends import needs_vulkan, vulkan_environment, vulkan_module
 from tests.kit.made_log import make_log
 from tests.kit.made_probe import MIB, probe_of
+from tests.kit.native_kit import ROOT
 from tests.kit.reports import rows as rows_of
 from tests.kit.reports import session_of
 
@@ -306,3 +311,42 @@ def test_without_a_probe_nothing_is_guessed(
         read_probe()
     with pytest.raises(UsageError, match=r"missing.json: no such file"):
         read_probe(tmp_path / "missing.json")
+
+
+@needs_vulkan
+@pytest.mark.native
+def test_a_device_is_measured_and_added_to_a_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    started_instr: Instr,
+) -> None:
+    """With Mesa's device, which computes on the CPU: it copies and multiplies no faster than all
+    CPUs, and no slower than a thousandth of them. Its copies are those of the clock of the program
+    that `tests/programs/probe_device.py` is."""
+    for name, value in {
+        **vulkan_environment(),
+        "GGML_BACKEND_PATH": str(vulkan_module()),
+    }.items():
+        monkeypatch.setitem(environment, name, value)
+    path = tmp_path / "probe.json"
+    path.write_bytes(probe_json(probe_of(measure.cpu_name())))
+    words = [sys.executable, "-m", "tests.programs.probe_device", str(path)]
+    done = subprocess.run(
+        words, cwd=ROOT, env={**os.environ, **environment}, check=True, capture_output=True
+    )
+    said = json.loads(done.stdout)
+    (limits,) = read_probe(path).devices
+    assert (limits.device, limits.description) == ("Vulkan0", said["description"])
+    assert [of.bytes for of in limits.bandwidth] == [MIB, 16 * MIB]
+    assert {(of.type, of.tokens) for of in limits.kernels} == {
+        (name, tokens) for name in ("F32", "F16") for tokens in (1, 8)
+    }
+    assert limits.bandwidth[1].bytes_per_second == pytest.approx(said["copied"], rel=1)
+    assert all(1e6 < of.flops_per_second < 1e13 for of in limits.kernels)
+    (barrier,) = limits.barriers
+    assert barrier.ns < 5e6
+    refused = started_instr("probe", "--device", "Vulkan7", "-o", path)
+    assert_refused(refused, "--device Vulkan7: there is no such device, only Vulkan0")
+    path.write_bytes(probe_json(probe_of("another CPU")))
+    assert_refused(started_instr("probe", "--device", "Vulkan0", "-o", path), "is of another CPU")

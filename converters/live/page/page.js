@@ -81,6 +81,7 @@ function drawAll() {
   const frame = what().frame;
   if (!frame) return;
   drawFigures(frame);
+  drawDevices(frame);
   drawSlots(frame);
   drawLanes(frame);
   time.drawCharts();
@@ -115,6 +116,16 @@ function drawFigures(frame) {
     text("machine", `${cpus.toFixed(cpus < 1 ? 2 : 1)} / ${machine.cpus}`);
     $("machine").title = `load ${machine.load ?? "unknown"}; threads waited ${duration(machine.delay)} for a CPU`;
   }
+}
+
+// A figure for each device that computes behind the first thread.
+function drawDevices(frame) {
+  $("devices").replaceChildren(...frame.devices.map(([name, ns, held, total]) => {
+    const busy = `${(100 * ns / Math.max(frame.busy, 1)).toFixed(0)} %`;
+    const memory = total ? `; ${mib(held)} of ${mib(total)} held` : "";
+    return make("div", {}, make("b", {}, busy), make("span", {}, `of the steps' time on ${name}${memory}`));
+  }));
+  $("devices").hidden = !frame.devices.length;
 }
 
 // What became of a request, or what it does.

@@ -39,7 +39,6 @@ from llamacpp_instr.llama.devices import ANYWHERE, Placement
 from llamacpp_instr.llama.engine import CACHE_TYPES, ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import Interrupt, LlamaLog, captured
 from llamacpp_instr.log import schema
-from llamacpp_instr.log.memory import is_of_machine
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.types import NOT_COMPUTED
 from llamacpp_instr.recording.memory.breakdown import (
@@ -281,7 +280,9 @@ def check_memory(
             )
     plan = plan_memory(model, options, mmap, placement)
     # a mapped file may be larger than memory, and other devices have their own memory
-    allocated = [use for use in plan.uses if is_of_machine(use.buffer) and use.buffer != MAPPED]
+    allocated = [
+        use for use in plan.uses if schema.is_of_machine(use.buffer) and use.buffer != MAPPED
+    ]
     needed, there = sum(use.n_bytes for use in allocated), machine_memory()
     if there is not None and needed > there:
         parts = ", ".join(
