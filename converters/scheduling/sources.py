@@ -1,21 +1,23 @@
 """The tasks of a recorded session, of a model's predicted steps, or of a graph by hand.
 
 Invariants: a source is read once, however many sets of engines it is divided for. Nothing of a log
-is estimated: times are those of thread 0, the median of each kernel over the steps of a phase, and
-what was not timed (gaps between kernels, whatever a step does beside its compute) is in no task; a
-note says how much it is.
+is estimated: times are those of thread 0 and of devices behind it, the median of each kernel over
+the steps of a phase, and what was not timed (gaps between kernels, whatever a step does beside its
+compute) is in no task; a note says how much it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import counted, progress_bar
+from llamacpp_instr.converters.scheduling.joined import joined
 from llamacpp_instr.converters.scheduling.report import SweepPoint, sweep_point
 from llamacpp_instr.converters.scheduling.schedule import Schedule, schedule_list, schedule_program
 from llamacpp_instr.converters.scheduling.split import Split, divide, part_shapes
@@ -28,6 +30,7 @@ from llamacpp_instr.converters.scheduling.tasks import (
     read_hand_made,
     several_sequences,
     several_tokens,
+    with_devices,
 )
 from llamacpp_instr.converters.scheduling.timed_graph import TimedGraph, timed_graph
 from llamacpp_instr.log.devices import covered, other_backends
@@ -61,8 +64,8 @@ def recorded_graph(
 ) -> Recorded:
     """The kernels of one phase's steps, by default decode's, or of one step, with the median of
     their times; of several graphs that with the most computes. `layers` chooses kernels. Raises
-    UsageError for a log without ops, one whose computes a debugger or `--stats` disturbed, one of
-    another backend than the CPU, and if there is no such phase, step or layer."""
+    UsageError for a log without ops, one whose computes a debugger or `--stats` disturbed, one with
+    a device that is not timed, and if there is no such phase, step or layer."""
     if session.start.perturbed:
         raise UsageError(
             f"{session.path}: recorded with --stats or by the debugger, which change the times;"
@@ -84,20 +87,26 @@ def recorded_graph(
     if not groups:
         raise UsageError(f"{session.path}: no ops in {what}; record with --level detailed")
     timed = max(groups.values(), key=lambda of: sum(map(len, of)))
-    plan = session.plans[max(timed, key=lambda of: of.place[-1]).plan]
-    graph = session.graphs[plan.graph]
-    if len(covered(graph, plan)) < len(graph.splits):
+    wholes = [joined(session, ops) for ops in timed]
+    graph, plan, latest = max(wholes, key=lambda of: of[2][0][0].place[-1:].sum())
+    rows = [computes[n] for _, _, parts in wholes for n in parts[0][0].compute.tolist()]
+    if len(covered(graph, plan)) < len(graph.splits) or not rows:
         raise UsageError(
-            f"{session.path}: {', '.join(other_backends(graph))} ran part of the graph, and only"
-            " what the threads ran is scheduled; record on the CPU"
+            f"{session.path}: {', '.join(other_backends(graph))} ran part of the graph, whose"
+            " kernels the log does not have; record on the CPU"
         )
-    durations = np.concatenate([ops.dur for ops in timed])
+    durations = np.concatenate([_columns([(of.dur, at) for of, at in ps]) for _, _, ps in wholes])
     low, middle, high = np.percentile(durations, [25, 50, 75], axis=0).round().astype(np.int64)
-    made = timed_graph(graph, plan, middle, _median_work(session, timed), layers, session.path)
-    rows = [computes[compute] for ops in timed for compute in ops.compute.tolist()]
+    devices = [""] * len(plan.node)
+    for of, places in latest:
+        for place in places:
+            devices[place] = of.device
+    work = _whole_work(session, [parts for _, _, parts in wholes])
+    made = timed_graph(graph, plan, middle, work, layers, session.path, devices)
     threads = int(session.computes["n_threads"][rows].max())
     rest = np.median(session.computes["dur"][rows] - durations.sum(axis=1, dtype=np.int64))
-    found = Recorded(made, (low, high), max(0, int(rest)), len(rows), threads, [])
+    rest = 0 if any(devices) else max(0, int(rest))
+    found = Recorded(made, (low, high), rest, len(rows), threads, [])
     others = sum(len(ops) for group in groups.values() for ops in group) - len(rows)
     found.notes.extend([*_notes(found, what, others), *notes, *session.log_end.notes()])
     return found
@@ -137,6 +146,31 @@ def _shape_key(graph: Graph, plan: Plan) -> bytes:
     )
 
 
+Parts = list[tuple[Timings, list[int]]]
+"""what ran on thread 0 and on each device, with the places of its kernels in the plan"""
+
+
+def _columns(parts: Sequence[tuple[Any, list[int]]]) -> Int64:
+    """Columns of several parts, at their places."""
+    found = np.concatenate([columns for columns, _ in parts], axis=-1)
+    order = np.argsort([place for _, places in parts for place in places])
+    ordered: Int64 = found[..., order]
+    return ordered
+
+
+def _whole_work(session: Session, wholes: Sequence[Parts]) -> KernelWork:
+    """The median work of each kernel of the plan."""
+    works = [
+        (_median_work(session, [parts[i][0] for parts in wholes]), places)
+        for i, (_, places) in enumerate(wholes[0])
+    ]
+    flops, moved = (
+        _columns([(getattr(of, name), at) for of, at in works]) for name in ("flops", "bytes")
+    )
+    bound = _columns([(of.bound.astype(np.int64), at) for of, at in works])
+    return KernelWork(flops, moved, bound > 0)
+
+
 def _median_work(session: Session, timed: Sequence[Timings]) -> KernelWork:
     """The median work of each kernel: attention reads more cells with every token."""
     works = [session.work(ops) for ops in timed]
@@ -165,6 +199,11 @@ def _notes(found: Recorded, what: str, others: int) -> list[str]:
         notes.append(
             f"A task's time is that of thread 0, which shares a kernel with {found.n_threads - 1}"
             " more: one engine here is as fast as all threads of the recording together."
+        )
+    if names := ", ".join(sorted({of for of in timed.devices if of})):
+        notes.append(
+            f"Kernels of {names} have the time of the device. Each device is an engine of its own,"
+            " unless the engines name it; nothing else runs there."
         )
     if others:
         notes.append(
@@ -207,6 +246,7 @@ class Wanted:
 
     def plan(self, tasks: Tasks, engines: Engines) -> Schedule:
         """The schedule of the policy. Raises what `schedule_optimal` raises."""
+        engines = with_devices(engines, tasks)
         if self.policy == "program":
             return schedule_program(tasks, engines)
         if self.policy == "list":

@@ -195,7 +195,7 @@ def divide(
 
     def engines_of(kernel: int) -> int:
         op = timed.nodes.op[timed.inside[kernel][0]]
-        label = Label("", "", op, kind_of(op), -1, "")
+        label = Label("", "", op, kind_of(op), -1, "", timed.device(kernel))
         return sum(kind.count for kind in engines.kinds if kind.can_run(label))
 
     divisions: dict[int, Division] = {}
@@ -316,7 +316,8 @@ class _Builder:
             name += f" {head if self._split == 'heads' else 'part'} {part}"
         if stage is None:
             first = self._timed.nodes.op[self._timed.inside[kernel][0]]
-            return Label(name, op.title, first, kind_of(first), op.layer, op.block)
+            device = self._timed.device(kernel)
+            return Label(name, op.title, first, kind_of(first), op.layer, op.block, device)
         kind = kind_of("MUL_MAT" if stage in ("DOT_PRODUCTS", "WEIGHTED_SUM") else stage)
         title = f"{stage} {op.role}".rstrip()
         return Label(f"{name} {stage.lower()}", title, stage, kind, op.layer, op.block)

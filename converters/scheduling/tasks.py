@@ -48,6 +48,8 @@ class Label:
     layer: int
     """-1 outside all layers"""
     block: str
+    device: str = ""
+    """the only one that runs it; empty: an engine that is no device"""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,8 @@ class EngineKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     count: int = 1
     runs: frozenset[str] | None = None
-    """ops and kinds of tasks, such as MUL_MAT and matrix; None: everything"""
+    """ops and kinds of tasks, such as MUL_MAT and matrix, and devices, such as CUDA0; None:
+    everything but what ran on a device"""
     speed: dict[str, float] = {}
     """times as fast as the recording, by op, by kind, or for all others by `*`; else 1"""
     bandwidth: float | None = None
@@ -164,6 +167,8 @@ class EngineKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.runs == frozenset({"memory"})
 
     def can_run(self, label: Label) -> bool:
+        if label.device:
+            return self.runs is not None and label.device in self.runs
         return self.runs is None or label.op in self.runs or label.kind in self.runs
 
     def speed_of(self, label: Label) -> float:
@@ -204,6 +209,16 @@ def equal_engines(n: int) -> Engines:
     if not 1 <= n <= MAX_ENGINES:
         raise UsageError(f"engines: expected 1 to {MAX_ENGINES}, got {n}")
     return Engines((EngineKind("engine", n),))
+
+
+def with_devices(engines: Engines, tasks: Tasks) -> Engines:
+    """The engines, and one for each device whose tasks none of them runs."""
+    named = {name for kind in engines.kinds for name in kind.runs or ()}
+    devices = dict.fromkeys(label.device for label in tasks.labels)
+    more = [
+        EngineKind(name, runs=frozenset({name})) for name in devices if name and name not in named
+    ]
+    return replace(engines, kinds=(*engines.kinds, *more)) if more else engines
 
 
 def parse_engines(text: str) -> Engines:
@@ -259,7 +274,7 @@ def _wrong_engines(file: _EngineFile) -> Iterator[str]:
         if kind.runs is not None and not kind.runs:
             yield f"{where}: runs is empty; leave it out for an engine that runs everything"
         for key in [*sorted(kind.runs or ()), *(key for key in kind.speed if key != "*")]:
-            if key not in KINDS and (not key or key != key.upper()):
+            if key not in KINDS and not key[:1].isupper():
                 yield (
                     f"{where}: {printable(key)!r} is neither a kind ({', '.join(KINDS)})"
                     " nor an op such as MUL_MAT"

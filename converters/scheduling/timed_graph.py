@@ -9,7 +9,7 @@ the length of a row.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -62,10 +62,16 @@ class TimedGraph:
     """the kernels that are scheduled, ascending"""
     cells: dict[int, int]
     """by kernel that is a flash attention: the cells of the cache that it reads"""
+    devices: Sequence[str] = ()
+    """by kernel: the device that ran it behind thread 0, or empty; none if there are no devices"""
 
     @property
     def nodes(self) -> Nodes:
         return self.graph.whole
+
+    def device(self, kernel: int) -> str:
+        """That ran a kernel behind thread 0; empty for none."""
+        return self.devices[kernel] if self.devices else ""
 
     @cached_property
     def inside(self) -> list[list[int]]:
@@ -97,10 +103,11 @@ def timed_graph(
     work: KernelWork,
     layers: tuple[int, int] | None = None,
     source: str = "",
+    devices: Sequence[str] = (),
 ) -> TimedGraph:
-    """The kernels of `plan` with the times `ns`; `work` is what they do. Kernels outside `layers`
-    (first and last, both included) are not chosen. Raises UsageError, which names `source`, if
-    there are none."""
+    """The kernels of `plan` with the times `ns`; `work` is what they do, `devices` where. Kernels
+    outside `layers` (first and last, both included) are not chosen. Raises UsageError, which names
+    `source`, if there are none."""
     timeline = plan_timeline(graph, plan)
     kernels = timeline.kernels
     chosen = [
@@ -124,7 +131,7 @@ def timed_graph(
     }
     load = np.clip(load, 0, moved)
     ns = np.maximum(ns, 1)
-    return TimedGraph(graph, plan, timeline, ns, moved, load, tuple(chosen), cells)
+    return TimedGraph(graph, plan, timeline, ns, moved, load, tuple(chosen), cells, devices)
 
 
 def leaf_below(nodes: Nodes, source: int) -> int:
