@@ -168,7 +168,7 @@ def caller_waits(account: Account) -> Cause:
 
 
 def layers_still_fit(account: Account) -> Cause:
-    """The CPU computes layers for which devices have the memory, of which KEPT_FREE stays free
+    """The CPU computes layers for which devices have the memory, KEPT_FREE of it left free
     (STILL_FIT)."""
     session, in_use = account.session, MemoryInUse()
     for event in session.memory:
