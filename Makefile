@@ -9,7 +9,7 @@
 # make sanitize     run the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; each
 #                   loads and frees models for STRESS_SECONDS (20)
 # make test-peers   compare imports with transformers, exports with the tools that read them; installs PyTorch (5 GB)
-# make test-devices more modes of Vulkan, more architectures; its shaders take minutes
+# make test-devices more modes of Vulkan; 20 architectures, a real model and llama-bench on devices; minutes
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
@@ -109,7 +109,7 @@ test-peers: $(PEERS_INSTALLED) $(UI_KIT)
 
 # its shaders take the driver minutes
 test-devices: native $(TEST_INSTALLED)
-	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/vulkan_suite.py --durations=0 --durations-min=5
+	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/*_suite.py --durations=0 --durations-min=5
 
 test-docs: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests/newcomer/suite.py --durations=0 --durations-min=1
@@ -164,6 +164,7 @@ quantization: native $(TEST_INSTALLED)
 
 bench: native $(TEST_INSTALLED)
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.overhead --devices
 	$(BIN)/python -m benchmarks.convert
 	$(BIN)/python -m benchmarks.convert_json
 	$(BIN)/python -m benchmarks.tables

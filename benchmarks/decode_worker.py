@@ -3,8 +3,10 @@
     python benchmarks/decode_worker.py MODEL THREADS BLOCKS DECODES VARIANT [VARIANT ...]
     python benchmarks/decode_worker.py --recorded MODEL THREADS
 
-Variants take turns, block by block: `off`, a level (with a session), or `callback` (a no-op eval
-callback in C that asks for every node). Prints one JSON line: {variant: [ns, …]}. With --recorded,
+DECODES of one token each, or with `NxM` N decodes of M tokens. `GGML_BACKEND_PATH` may name the
+module of a device. Variants take turns, block by block: `off`, a level (with a session), or
+`callback` (a no-op eval callback in C that asks for every node). Prints one JSON line:
+{variant: [ns, …]}. With --recorded,
 standard input names a log for each block: it is begun, and after one more line a block of it is
 measured. Imports nothing of this product, so that the same program can measure the unpatched
 library.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -39,6 +42,9 @@ def main() -> None:
     silent = api.llama_log_callback(lambda *_: None)
     api.llama_log_set(silent, ctypes.c_void_p(0))
     api.llama_backend_init()
+    if module := os.environ.get("GGML_BACKEND_PATH"):
+        ggml = ctypes.CDLL(str(Path(api._lib._name).with_name("libggml.so.0")))
+        assert ggml.ggml_backend_load(module.encode()), module
     model = api.llama_model_load_from_file(model_path.encode(), api.llama_model_default_params())
     params = api.llama_context_default_params()
     params.n_ctx = N_CTX
@@ -49,6 +55,8 @@ def main() -> None:
         measure_named_logs(shared)
         return
     blocks, decodes, *variants = rest
+    n, _, n_tokens = decodes.partition("x")
+    size = int(n_tokens or 1)
     params.cb_eval = ctypes.cast(noop_callback(), type(params.cb_eval))
     observed = api.llama_init_from_model(model, params)
     times: dict[str, list[int]] = {variant: [] for variant in variants}
@@ -60,8 +68,8 @@ def main() -> None:
                     # a new file each time: ext4 flushes a truncated file when it is closed
                     begin_log(f"{folder}/{block}-{variant}.log", variant)
                 context = observed if variant == "callback" else shared
-                decode(context, WARM_UP)
-                times[variant].append(measure(context, int(decodes), is_recorded, WARM_UP))
+                decode(context, WARM_UP, size=size)
+                times[variant].append(measure(context, int(n), is_recorded, WARM_UP, size))
     print(json.dumps(times))
 
 
@@ -89,21 +97,22 @@ def begin_log(log: str, level: str) -> None:
     assert begun == 0, begun
 
 
-def measure(context: Any, decodes: int, is_recorded: bool, before: int = 0) -> int:
-    """CPU ns of all threads for `decodes` single tokens, `before` tokens after the first, and for
-    writing the rest of the log: after the last decode, it is part of the cost."""
+def measure(context: Any, decodes: int, is_recorded: bool, before: int = 0, size: int = 1) -> int:
+    """CPU ns of all threads for `decodes`, `before` decodes after the first, and for writing the
+    rest of the log: after the last decode, it is part of the cost."""
     begin = time.process_time_ns()
-    decode(context, decodes, before)
+    decode(context, decodes, before, size)
     assert not is_recorded or api._lib.llama_instr_end() == 0
     return time.process_time_ns() - begin
 
 
-def decode(context: Any, n: int, before: int = 0) -> None:
-    token = (ctypes.c_int32 * 1)(7)
+def decode(context: Any, n: int, before: int = 0, size: int = 1) -> None:
+    tokens = (ctypes.c_int32 * size)(*[7] * size)
     for i in range(before, before + n):
-        if i % (N_CTX - 64) == 0:
+        if i % ((N_CTX - 64) // size) == 0:
             api.llama_memory_clear(api.llama_get_memory(context), False)
-        assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
+        assert api.llama_decode(context, api.llama_batch_get_one(tokens, size)) == 0
+    api.llama_synchronize(context)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ session and without (block by block, in several processes), the patched library 
 and the unpatched build of the same sdist (process by process), and with a no-op eval callback in C,
 which is llama.cpp's own way to observe a graph, and without; with --quick, in a fifth of the
 processes. Callgrind counts the instructions of a
-decode with and without the patches; this figure has hardly any noise.
+decode with and without the patches; this figure has hardly any noise. With --devices it measures
+sessions on BLAS and on Mesa's lavapipe instead: both compute on the CPU, so its time is all there
+is.
 """
 
 from __future__ import annotations
@@ -17,21 +19,30 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from benchmarks.harness import MODEL_100M, MODEL_EXPERTS, ROOT, arguments, median_ratio
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.prediction.recorded import write_random_layers
+from tests.kit.backends import blas_module, vulkan_environment, vulkan_module
 from tests.kit.native_kit import DEMO, countable_library, unpatched_library
 
 WORKER = ROOT / "benchmarks" / "decode_worker.py"
 # the memory layout of a process changes a ratio by about 1 %
 PROCESSES, QUICK = 40, 8
 
+Times: TypeAlias = "dict[str, list[int]]"
+
 
 def main() -> None:
-    processes = QUICK if arguments(__doc__, quick=False).quick else PROCESSES
+    options = arguments(__doc__, quick=False, devices=False)
+    processes = QUICK if options.quick else PROCESSES
+    if options.devices:
+        measure_devices(processes)
+        return
     folder = cache_dir() / "tests"
     folder.mkdir(parents=True, exist_ok=True)
     large = write_random_layers(folder / "random-100m.gguf", *MODEL_100M)
@@ -52,11 +63,7 @@ def main() -> None:
             print(f"| {name} | {threads} | {what} | {ratio} |", flush=True)  # noqa: B023
 
         for variants, part in ((("detailed", "verbose"), 1), (("callback",), 4)):
-            times: dict[str, list[int]] = defaultdict(list)
-            for _ in range(processes):
-                of = work(model, threads, blocks // part, decodes, "off", *variants)
-                for variant, ns in of.items():
-                    times[variant] += ns
+            times = in_turns(processes, model, threads, blocks // part, decodes, "off", *variants)
             for variant in variants:
                 row(f"{variant} / off", times[variant], times["off"])
         by_library: dict[bool, list[int]] = {False: [], True: []}
@@ -75,16 +82,43 @@ def main() -> None:
         print("\nvalgrind is not installed: instructions were not counted")
 
 
+def measure_devices(processes: int) -> None:
+    lavapipe = {**vulkan_environment(), "GGML_BACKEND_PATH": str(vulkan_module())}
+    blas = {"GGML_BACKEND_PATH": str(blas_module())}
+    # BLAS computes batches of 32 tokens and more
+    devices = {
+        "Vulkan on lavapipe": (lavapipe, "16", "16 decodes"),
+        "OpenBLAS": (blas, "12x64", "12 batches of 64 tokens"),
+    }
+    print("| device | block | level | CPU time with a session / without [95 % interval] |")
+    print("|---|---|---|---|")
+    for device, (on, decodes, block) in devices.items():
+        times = in_turns(processes, DEMO, 1, 8, decodes, "off", "detailed", "verbose", on=on)
+        for level in ("detailed", "verbose"):
+            ratio = median_ratio(times[level], times["off"])
+            print(f"| {device} | {block} | `{level}` | {ratio} |", flush=True)
+
+
+def in_turns(processes: int, *words: Any, on: Mapping[str, str] | None = None) -> Times:
+    """What `work` measures in so many processes."""
+    times: Times = defaultdict(list)
+    for _ in range(processes):
+        for variant, ns in work(*words, on=on).items():
+            times[variant] += ns
+    return times
+
+
 def work(
-    model: Path, threads: int, blocks: int, decodes: int, *variants: str, unpatched: bool = False
-) -> dict[str, list[int]]:
-    """CPU nanoseconds of every block, by variant."""
+    model: Path, threads: int, blocks: int, decodes: int | str, *variants: str,
+    unpatched: bool = False, on: Mapping[str, str] | None = None,
+) -> Times:  # fmt: skip
+    """CPU nanoseconds of every block, by variant; `on` is the environment of a device."""
     words = [str(model), str(threads), str(blocks), str(decodes), *variants]
     done = subprocess.run(
         [sys.executable, str(WORKER), *words],
-        env=environment(unpatched), check=True, capture_output=True, text=True,
+        env={**environment(unpatched), **(on or {})}, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    times: dict[str, list[int]] = json.loads(done.stdout)
+    times: Times = json.loads(done.stdout)
     return times
 
 

