@@ -7,9 +7,11 @@ the model on the CPU, or end the process.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from llamacpp_instr.base.errors import UsageError
@@ -200,6 +202,18 @@ def _no_device(name: str, gpus: Sequence[str]) -> str:
     is_built = any(of.lower().startswith(backend) for of in gpus)
     if gpus and (is_built or backend not in BACKENDS):
         return f"there is no such device, only {', '.join(gpus)}; see `instr doctor`"
+    if backend in (built := _built_backends()):
+        return f"{backend} is built and finds no such device here; see `instr doctor`"
+    if not backend and built:
+        return f"{' and '.join(built)} finds no device here; see `instr doctor`"
     named = [backend] if backend in BACKENDS and backend != "blas" else ["vulkan", "cuda"]
     builds = " or ".join(f"`instr build --backend {of}`" for of in named)
     return f"there is no such device; run {builds}, and see `instr doctor`"
+
+
+def _built_backends() -> list[str]:
+    """Those of BACKENDS that take layers and that this process has a library of."""
+    beside = Path(native.import_llama_cpp().llama_cpp._lib._name).parent.glob("libggml-*.so")
+    paths = [*beside, Path(os.environ.get("GGML_BACKEND_PATH", ""))]
+    found = {path.name.removeprefix("libggml-").partition(".")[0] for path in paths}
+    return sorted(found & BACKENDS.keys() - {"blas"})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -207,5 +208,9 @@ def _reason(errors: list[str]) -> str:
         # each line begins with names of C++ functions
         place, colon, rest = reason.partition(": ")
         if not colon or " " in place:
-            return reason
+            break
         reason = rest
+    buffer = re.match(r"failed to allocate (\S+) buffer", reason)
+    if buffer and not buffer[1].startswith("CPU"):
+        reason += "; put fewer layers there: --gpu-layers"
+    return reason

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from llamacpp_instr.base.errors import NativeError
+from llamacpp_instr.llama.build import missing_library
 
 ABI = 4
 """version of the recorder's C API that this package needs"""
@@ -151,7 +152,8 @@ def import_llama_cpp() -> ModuleType:
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise NativeError(
-            f"llama-cpp-python does not load ({reason}); run `instr build`"
+            f"llama-cpp-python does not load ({reason}); "
+            f"{missing_library(reason) or 'run `instr build`'}"
         ) from error
 
 
@@ -162,16 +164,21 @@ def _load_backend(lib: ctypes.CDLL) -> None:
     if not path:
         return
     try:
-        ctypes.CDLL(path)  # ggml would only print why it does not load
+        backend = ctypes.CDLL(path)  # ggml would only print why it does not load
     except OSError as error:
-        raise NativeError(f"GGML_BACKEND_PATH: {error}") from None
+        cure = missing_library(str(error))
+        raise NativeError(f"GGML_BACKEND_PATH: {error}{cure and f'; {cure}'}") from None
     lib.ggml_backend_load.restype = POINTER
     silent = ctypes.CFUNCTYPE(None, ctypes.c_int, _TEXT, POINTER)(lambda *_: None)
     lib.ggml_log_set(silent, None)
     loaded = lib.ggml_backend_load(os.fsencode(path))
     lib.ggml_log_set(None, None)
     if not loaded:
-        raise NativeError(f"GGML_BACKEND_PATH: {path} is no backend of ggml, or of another one")
+        known = hasattr(backend, "ggml_backend_init")
+        why = (
+            "finds no driver here, or belongs to another ggml" if known else "is no backend of ggml"
+        )
+        raise NativeError(f"GGML_BACKEND_PATH: {path} {why}")
 
 
 class InitParams(ctypes.Structure):

@@ -87,6 +87,23 @@ def test_a_library_of_another_patch_set_or_abi_is_to_be_built_again() -> None:
     assert said in library_problems(replace(GOOD, abi=doctor.ABI + 1), "abc")[0]
 
 
+@pytest.mark.parametrize(
+    ("library", "cure"),
+    [
+        ("libvulkan.so.1", "apt install libvulkan1)"),
+        ("libopenblas.so.0", "apt install libopenblas0)"),
+        ("libcuda.so.1", "install NVIDIA's driver"),
+        ("libother.so.1", "run: instr build"),
+    ],
+)
+def test_a_backend_without_its_library_says_what_to_install(library: str, cure: str) -> None:
+    """As the dynamic linker says it."""
+    error = f"OSError: {library}: cannot open shared object file: No such file or directory"
+    (problem,) = library_problems(Library(error=error), "abc")
+    assert problem.startswith(f"llama_cpp cannot be loaded: {error}; ")
+    assert problem.endswith(cure)
+
+
 def test_a_foreign_library_path_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "/other")
     (problem,) = library_problems(Library(version="0.3.36", path="/other/libllama.so"), "abc")

@@ -112,3 +112,35 @@ def reports(instr: Instr, *words: str) -> dict[str, Any]:
     done = instr(*words, "--json")
     assert done.returncode == 0, done.stderr
     return {of["id"]: of for of in json.loads(done.stdout)}
+
+
+@needs_vulkan
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        ("loader", "; install Vulkan's loader (Debian, Ubuntu: apt install libvulkan1)"),
+        ("driver", "libggml-vulkan.so finds no driver here, or belongs to another ggml"),
+        ("device", "--device Vulkan0: vulkan is built and finds no such device here"),
+    ],
+)
+def test_a_backend_without_its_loader_driver_or_device_is_one_line(
+    started_instr: Instr,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    lacks: str,
+    said: str,
+) -> None:
+    module = vulkan_module()
+    there = vulkan_environment()
+    if lacks == "loader":  # linked with one that is not there
+        data = module.read_bytes().replace(b"libvulkan.so.1\0", b"libvulkan.so.9\0")
+        module = tmp_path / module.name
+        module.write_bytes(data)
+    elif lacks == "driver":
+        there |= dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), str(tmp_path / "none.json"))
+    else:
+        del there["GGML_VK_VISIBLE_DEVICES"]
+    for name, value in {**there, "GGML_BACKEND_PATH": str(module)}.items():
+        monkeypatch.setitem(environment, name, value)
+    assert_refused(started_instr(*RUN, "--device", "Vulkan0"), said)

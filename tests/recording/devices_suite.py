@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import counted_steps
+from tests.conftest import Instr
+from tests.conftest import read_events as read_lines
 from tests.kit.backends import (
     blas_module,
     needs_openblas,
@@ -28,7 +31,7 @@ from tests.kit.backends import (
 )
 from tests.kit.device_logs import DeviceSession, check_coverage, check_times, record_on
 from tests.kit.llama_programs import programs
-from tests.kit.native_kit import DEMO, random_models, smollm2
+from tests.kit.native_kit import DEMO, ROOT, random_models, smollm2
 from tests.kit.trace_processor import check, needs_node
 
 pytestmark = [pytest.mark.native, needs_node]
@@ -47,7 +50,7 @@ EACH = pytest.mark.parametrize(
 )
 
 ARCHITECTURES = [
-    "bloom-dense", "deepseek2-moe", "falcon-h1-dense", "gemma3-dense", "glm4-dense", "gpt-oss-moe",
+    "bloom-dense", "cohere2-dense", "falcon-h1-dense", "gemma3-dense", "glm4-dense", "gpt-oss-moe",
     "gpt2-dense", "granitehybrid-dense", "jamba-dense", "lfm2-dense", "llama-dense", "llama4-moe",
     "mamba-dense", "mamba2-dense", "minimax-m2-moe", "nemotron_h-dense", "olmoe-moe", "phi3-dense",
     "plamo2-dense", "qwen3moe-moe",
@@ -148,3 +151,62 @@ def test_tokens_per_second_are_those_that_llama_bench_measures(
     assert len(ours) == 7
     assert np.median(np.divide(ours, printed["samples_ts"])) == pytest.approx(1, abs=0.02)
     assert list(check_log(log)) == []
+
+
+@pytest.fixture
+def failing_device(
+    tmp_path_factory: pytest.TempPathFactory,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`instr` uses a Vulkan device that fails as SUBMITS or BYTES say."""
+    library = tmp_path_factory.mktemp("failing") / "failing_device.so"
+    source = ROOT / "tests" / "native" / "failing_device.cpp"
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, *flags, source, "-o", library, "-ldl"], check=True)
+    failing = {"LD_PRELOAD": str(library), "GGML_BACKEND_PATH": str(vulkan_module())}
+    for name, value in {**VULKAN.environment, **failing}.items():
+        monkeypatch.setitem(environment, name, value)
+
+
+@needs_vulkan
+@pytest.mark.usefixtures("failing_device")
+def test_a_device_that_disappears_is_one_line_and_leaves_whole_lines(
+    started_instr: Instr,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(environment, "SUBMITS", "60")
+    done = started_instr("run", "demo", "-p", "Once upon", "-n", "99", "--log", "a.log")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "recorded in a.log: llama.cpp ended the process: vk::Queue::submit: ErrorDeviceLost"
+    )
+    (finding,) = check_log(tmp_path / "a.log")
+    assert finding.message == "was not closed: no session_end"
+    events = read_lines(tmp_path / "a.log")
+    lost = max(of["compute"] for of in events if of["event"] == "compute")
+    before = [of for of in events if of.get("compute") != lost]
+    assert check_coverage(before)["Vulkan0"] > 200
+
+
+@needs_vulkan
+@pytest.mark.usefixtures("failing_device")
+@pytest.mark.parametrize("n_bytes", [3_000_000, 12_000_000], ids=["weights", "KV cache"])
+def test_more_layers_than_fit_are_one_line(
+    started_instr: Instr,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    n_bytes: int,
+) -> None:
+    monkeypatch.setitem(environment, "BYTES", str(n_bytes))
+    done = started_instr("run", "demo", "-p", "Once upon", "-n", "9", "--log", "a.log")
+    assert done.returncode == 2
+    *ggmls, line = done.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert re.search(r"failed to allocate Vulkan0 buffer of size \d+; put fewer layers", line)
+    assert all(of.startswith("ggml_vulkan: ") for of in ggmls), "it writes them past its own log"
+    assert list(tmp_path.iterdir()) == []

@@ -18,6 +18,7 @@ from typing import Any
 from llamacpp_instr import __version__
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.base.system import EXTRAS, is_installed, missing_modules, python
+from llamacpp_instr.llama.build import missing_library
 from llamacpp_instr.llama.build.programs import installed_programs
 from llamacpp_instr.llama.build.source_tree import patch_digest, patches_dir, read_upstream
 from llamacpp_instr.llama.build.wheel import compilers, cpu_identity
@@ -177,6 +178,7 @@ def library_problems(library: Library, digest: str) -> list[str]:
     where, cure = f"{library.path} (llama-cpp-python {library.version})", "run: instr build"
     if library.error:
         problem = f"llama_cpp cannot be loaded: {library.error}"
+        cure = missing_library(library.error) or cure
     elif library.abi is None:
         problem = f"{where} is not the instrumented library"
         if os.environ.get("LLAMA_CPP_LIB_PATH"):
