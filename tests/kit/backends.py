@@ -100,10 +100,7 @@ def _build_vulkan(tree: Path, place: Path, module: Path) -> None:
     flags = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_BACKEND_DL=ON"]
     flags += ["-DGGML_CPU=OFF", "-DGGML_VULKAN=ON", "-DLLAMA_CURL=OFF"]
     parts = ("TESTS", "COMMON", "TOOLS", "EXAMPLES", "SERVER")
-    flags += [f"-DLLAMA_BUILD_{part}=OFF" for part in parts]
-    if not HEADERS.is_file() or _NEWER not in HEADERS.read_text():
-        unpack_newer("libvulkan-dev", place / "headers")
-        flags.append(f"-DVulkan_INCLUDE_DIR={place / 'headers/usr/include'}")
+    flags += [*(f"-DLLAMA_BUILD_{part}=OFF" for part in parts), *vulkan_headers()]
     work.mkdir()
     env = {**with_cmake(), **ccache_environment(work, None)}
     for command in (
@@ -115,6 +112,18 @@ def _build_vulkan(tree: Path, place: Path, module: Path) -> None:
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     shutil.move(work / "bin" / module.name, module)
     shutil.rmtree(work)
+
+
+@functools.cache
+def vulkan_headers() -> list[str]:
+    """Arguments for CMake: where the headers are, if those of this machine are too old."""
+    if HEADERS.is_file() and _NEWER in HEADERS.read_text():
+        return []
+    place = cache_dir() / "tests" / "vulkan_headers"
+    with locked(place) as done:
+        if not done:
+            unpack_newer("libvulkan-dev", place)
+    return [f"-DVulkan_INCLUDE_DIR={place / 'usr/include'}"]
 
 
 def vulkan_environment() -> dict[str, str]:

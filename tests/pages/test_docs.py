@@ -33,6 +33,7 @@ from tests.live import test_live_command, test_live_otlp, test_tui
 from tests.newcomer import suite
 from tests.pages import test_docs_servers
 from tests.peers import import_lines
+from tests.recording import test_devices_vulkan
 from tests.weights_view import test_weights_page
 
 LINES = [line for page in PAGES for line in lines_of(page)]
@@ -48,6 +49,7 @@ OTHERS = {
         *test_dap_docs.RUNS,
         *test_debug_page_server.RUNS,
         *test_weights_page.RUNS,
+        test_devices_vulkan.RUN,
     ],
     "make test-docs": suite.RUNS,
     "make docker-test": engine_lines.docker_lines(),

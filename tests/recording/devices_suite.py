@@ -1,12 +1,14 @@
-"""What must hold on every device: architectures, a real model, llama-bench's own figures. It takes
-minutes, so it is a suite of its own: `make test-devices`."""
+"""What must hold on every device: architectures, a real model, llama-bench's own figures, a wheel.
+It takes minutes, so it is a suite of its own: `make test-devices`."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +29,7 @@ from tests.kit.backends import (
     needs_openblas,
     needs_vulkan,
     vulkan_environment,
+    vulkan_headers,
     vulkan_module,
 )
 from tests.kit.device_logs import DeviceSession, check_coverage, check_times, record_on
@@ -210,3 +213,42 @@ def test_more_layers_than_fit_are_one_line(
     assert re.search(r"failed to allocate Vulkan0 buffer of size \d+; put fewer layers", line)
     assert all(of.startswith("ggml_vulkan: ") for of in ggmls), "it writes them past its own log"
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_vulkan
+@needs_openblas
+def test_a_wheel_with_backends_records_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    wheels, new = tmp_path / "wheels", tmp_path / "new"
+    backends = (
+        "--backend",
+        "vulkan",
+        "--backend",
+        "blas",
+        f"--cmake-args={shlex.join(vulkan_headers())}",
+    )
+
+    def run(*command: str | Path) -> str:
+        clean = {name: of for name, of in os.environ.items() if not name.startswith("PYTHON")}
+        env = {**clean, **VULKAN.environment}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+        )
+        return done.stdout
+
+    run(Path(sys.prefix) / "bin" / "instr", "build", *backends, "--wheel-dir", wheels)
+    run(sys.executable, "-m", "venv", new)
+    run(new / "bin" / "pip", "install", "-q", ROOT, *wheels.glob("*.whl"))
+    instr = new / "bin" / "instr"
+    found = json.loads(run(instr, "doctor", "--json"))["library"]["devices"]
+    assert {of["name"]: of["timed"] for of in found} == {
+        "CPU": "every op", "BLAS": "every op",
+        "Vulkan0": "every op, by the device's time stamps",
+    }  # fmt: skip
+    long = "Once upon a time there was a very small model that wrote its story twice. " * 4
+    run(instr, "run", "demo", "-p", long, "-n", "4", "--gpu-layers", "2", "--log", "a.log")
+    events = read_lines(tmp_path / "a.log")
+    assert check_coverage(events)["Vulkan0"] > 100
+    check_times(events, SMALL)
+    splits = {of["backend"] for e in events if e["event"] == "graph" for of in e["splits"]}
+    assert splits == {"CPU", "BLAS", "Vulkan0"}
+    assert list(check_log(tmp_path / "a.log")) == []

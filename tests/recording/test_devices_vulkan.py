@@ -3,12 +3,15 @@ runs the real shaders on the CPU."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import read_events
+from llamacpp_instr.log.check import check_log
+from tests.conftest import Instr, read_events
 from tests.kit import memory_truth
 from tests.kit.backends import (
     blas_module,
@@ -17,15 +20,13 @@ from tests.kit.backends import (
     vulkan_environment,
     vulkan_module,
 )
-from tests.kit.device_logs import (
-    DeviceSession,
-    check_coverage,
-    check_times,
-    record_on,
-)
+from tests.kit.commands_kit import one_line
+from tests.kit.device_logs import DeviceSession, check_coverage, check_times, record_on
 from tests.kit.native_kit import DEMO
 
 pytestmark = [pytest.mark.native, needs_vulkan]
+
+RUN = one_line("docs/how-to/record-a-gpu.md", "instr run model.gguf --gpu-layers ")
 
 ALL, PART = -1, 2
 MODES: dict[str, tuple[str, int, Mapping[str, str]]] = {
@@ -133,3 +134,21 @@ def test_a_device_and_blas_in_one_run(tmp_path: Path) -> None:
     check_times(events)
     backends = {split["backend"] for event in session.events("graph") for split in event["splits"]}
     assert backends == {"CPU", "BLAS", "Vulkan0"}
+
+
+def test_the_command_of_the_page_records_a_device(
+    started_instr: Instr,
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copyfile(DEMO, tmp_path / "model.gguf")
+    there = {**vulkan_environment(), "GGML_BACKEND_PATH": str(vulkan_module())}
+    for name, value in there.items():
+        monkeypatch.setitem(environment, name, value)
+    done = started_instr(*shlex.split(RUN.text)[1:], "-n", "4")
+    assert done.returncode == 0, done.stderr
+    events = read_events(tmp_path / "gpu.log")
+    assert check_coverage(events)["Vulkan0"] > 100
+    check_times(events)
+    assert list(check_log(tmp_path / "gpu.log")) == []
