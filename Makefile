@@ -13,6 +13,8 @@
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
+# make image-vulkan-test
+#                   the same for the image with Vulkan, on Debian 13 (half an hour)
 # make docker-test  run the docker commands of README and docs on a separate Docker engine (Debian, as root; minutes)
 # make load         record llama_cpp.server with clients for LOAD_MINUTES (10), and print a table of the results;
 #                   LIVE=1 shows it with instr live meanwhile
@@ -52,7 +54,7 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-devices test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test docker-test
+.PHONY: demo view test test-devices test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test docker-test
 .PHONY: load mutate mutate-native fuzz release pictures quantization bench ui-kit clean
 
 demo: native
@@ -136,6 +138,13 @@ image-test: $(TEST_INSTALLED) $(UI_KIT)
 	    --build-arg PROGRAMS=1" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
 	    $(BIN)/python -m pytest tests/image/suite.py
+
+image-vulkan-test: $(TEST_INSTALLED)
+	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
+	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache \
+	    --build-arg BACKEND=vulkan --build-arg BASE=debian:trixie-slim --build-arg RUNTIME=debian:trixie-slim" \
+	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE)-vulkan \
+	    $(BIN)/python -m pytest tests/image/vulkan_suite.py
 
 # buildah only makes the substitute for the base image; docker builds the image, and its engine keeps the layers
 docker-test: $(TEST_INSTALLED)

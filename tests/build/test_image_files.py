@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from llamacpp_instr import __version__
-from llamacpp_instr.llama.build import source_tree
+from llamacpp_instr.llama.build import BACKENDS, source_tree
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 DOCKERFILE = (REPOSITORY / "docker" / "Dockerfile").read_text()
@@ -57,10 +57,15 @@ def test_both_stages_begin_with_the_same_image_that_anyone_can_pull() -> None:
     }  # fmt: skip
 
 
-def test_the_image_for_gpus_has_arguments_that_the_dockerfile_takes() -> None:
-    readme = (REPOSITORY / "docker" / "README.md").read_text()
-    command = readme.partition("## GPU")[2].partition("docker run")[0].replace("\\\n", " ")
-    given = dict(re.findall(r"--build-arg (\w+)=(\".*?\"|\S+)", command))
-    assert given.keys() == {"BASE", "RUNTIME", "CMAKE_ARGS"}
-    assert given.keys() <= ARGUMENTS.keys()
-    assert given["BASE"].replace("-devel-", "-runtime-") == given["RUNTIME"]
+def test_the_images_for_gpus_have_arguments_that_the_dockerfile_takes() -> None:
+    readme = (REPOSITORY / "docker" / "README.md").read_text().replace("\\\n", " ")
+    builds = re.findall(r"^docker build .*$", readme.partition("## GPU")[2], re.MULTILINE)
+    given = [dict(re.findall(r"--build-arg (\w+)=(\".*?\"|\S+)", command)) for command in builds]
+    assert [of["BACKEND"] for of in given] == ["vulkan", "cuda"]
+    for of in given:
+        assert of["BACKEND"] in BACKENDS
+        assert of.keys() <= ARGUMENTS.keys()
+        assert of["BASE"].replace("-devel-", "-runtime-") == of["RUNTIME"]
+    makefile = (REPOSITORY / "Makefile").read_text()
+    (made,) = re.findall(r"--build-arg BACKEND=vulkan .*", makefile)
+    assert dict(re.findall(r"--build-arg (\w+)=([^\s\"]+)", made)) == given[0]

@@ -11,8 +11,10 @@ from tests.kit.commands_kit import PAGES, Line, lines_of
 from tests.kit.native_kit import ROOT
 
 NOT_RUN = {
-    r"docker build --build-arg BASE=nvidia/": "its base image comes from a registry only",
+    r"docker build --build-arg BACKEND=cuda ": "its base image comes from a registry only",
     r"docker run .*--gpus all ": "needs that image, and an NVIDIA GPU",
+    r"docker build --build-arg BACKEND=vulkan ": "make image-vulkan-test builds and runs it",
+    r"docker run .*--device /dev/dri ": "needs that image, and a GPU",
 }
 """beginning of a line -> why it is not run"""
 

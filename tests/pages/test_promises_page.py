@@ -11,7 +11,13 @@ from tests.exports import test_perfetto_sql
 from tests.kit.native_kit import ROOT, random_models
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES
 from tests.memory import test_memory_plan as memory
-from tests.recording import test_accounting, test_every_field, test_faults, test_identity
+from tests.recording import (
+    devices_suite,
+    test_accounting,
+    test_every_field,
+    test_faults,
+    test_identity,
+)
 
 pytestmark = pytest.mark.native
 
@@ -39,6 +45,7 @@ N_SESSIONS = sum(name != "device" for name, _ in test_perfetto_sql.RECORDED)
         ("test_values", f"{len(QUANTIZED_FILE_TYPES)} file types"),
         ("test_dry_graph", f"{N_ARCHITECTURES} architectures"),
         ("test_onnx", f"{N_ARCHITECTURES} architectures"),
+        ("test-devices", f"{len(devices_suite.ARCHITECTURES)} architectures"),
         ("test_lens", f"{len(test_lens.ARCHITECTURES)} architectures"),
     ],
 )
