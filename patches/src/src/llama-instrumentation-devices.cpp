@@ -2,6 +2,7 @@
 
 #include "llama-instrumentation-devices.h"
 
+#include "llama-instrumentation-file.h"
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-thread.h"
 
@@ -124,9 +125,13 @@ void end_run(const ggml_instr_device_run * run, const ggml_instr_device * device
     s.overhead_ticks += ticks_now() - begin;
 }
 
+void tell_user(const char * text) {
+    tell(text);
+}
+
 }  // namespace
 
-const ggml_instr_recorder device_recorder = { begin_run, end_run };
+const ggml_instr_recorder device_recorder = { begin_run, end_run, tell_user };
 
 std::shared_ptr<const device_plan> device_plan_table::plan_of(log_part & s, const std::string & device, std::vector<uint64_t> && nodes) {
     std::lock_guard<std::mutex> lock(mutex);

@@ -123,6 +123,9 @@ void writer::take_turn(parts & open, bool due) {
     const char *   reason = close_reason;
     const bool     wanted = wants_part;
     lock.unlock();
+    if (due || reason) {
+        ggml_instr_collect(reason != nullptr);
+    }
     for (const auto & s : open) {
         if (due) {
             s->record_machine();

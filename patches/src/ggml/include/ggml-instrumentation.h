@@ -183,16 +183,23 @@ struct ggml_instr_device {
     uint64_t uncertainty;              // nanoseconds by which a time may be wrong
 };
 
-// what records a run; both may be called on any thread
+// what records a run; all may be called on any thread
 struct ggml_instr_recorder {
     void * (*begin)(int32_t split);
     void   (*end)(const struct ggml_instr_device_run * run, const struct ggml_instr_device * device, const struct ggml_instr_device_op * ops, int32_t n);
+    void   (*tell)(const char * text);  // to the user, in a line
 };
 
 // called inside of the compute, before the submission; returns whether kernels are to be timed
 GGML_API bool ggml_instr_device_begin(struct ggml_instr_device_run * run);
 // called when the results are there, with the kernels in the order of their ends, or with none if they never will be
 GGML_API void ggml_instr_device_end(struct ggml_instr_device_run * run, struct ggml_instr_device * device, const struct ggml_instr_device_op * ops, int32_t n);
+
+// A backend whose results do not come with a wait of its own sets a function that ends the runs whose results are there. A
+// thread of the recorder calls it ten times a second, and a last time when the session ends.
+typedef void (*ggml_instr_collector)(bool is_last);
+GGML_API void ggml_instr_set_collector(ggml_instr_collector collect);
+GGML_API void ggml_instr_collect(bool is_last);
 
 // a moment on both clocks, off by at most `deviation` nanoseconds; is_due() says when another one is needed
 GGML_API bool ggml_instr_device_is_due(const struct ggml_instr_device * device);

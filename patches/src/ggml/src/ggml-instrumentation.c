@@ -240,6 +240,19 @@ bool ggml_instr_device_begin(struct ggml_instr_device_run * run) {
     return true;
 }
 
+static _Atomic(ggml_instr_collector) ggml_instr_current_collector;
+
+void ggml_instr_set_collector(ggml_instr_collector collect) {
+    ggml_instr_current_collector = collect;
+}
+
+void ggml_instr_collect(bool is_last) {
+    const ggml_instr_collector collect = ggml_instr_current_collector;
+    if (collect != NULL) {
+        collect(is_last);
+    }
+}
+
 // ticks since another stamp, less than half of all that the clock can count
 static double ggml_instr_ticks_since(const struct ggml_instr_device * device, uint64_t before, uint64_t ticks) {
     const uint64_t since = (ticks - before) & device->mask;
