@@ -10,6 +10,8 @@
 #                   loads and frees models for STRESS_SECONDS (20)
 # make test-peers   compare imports with transformers, exports with the tools that read them; installs PyTorch (5 GB)
 # make test-devices more modes of Vulkan; 20 architectures, a real model and llama-bench on devices; minutes
+# make test-cuda    compile the CUDA backend for two GPUs, and test what reads CUPTI with stand-ins; needs no GPU, installs
+#                   NVIDIA's compiler (1 GB)
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
@@ -48,13 +50,15 @@ FUZZ_INSTALLED := .venv/.installed-fuzz
 AUDIT := .venv-audit
 PEERS := .venv-peers
 PEERS_INSTALLED := $(PEERS)/.installed
+CUDA := .venv-cuda
+CUDA_INSTALLED := $(CUDA)/.installed
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
 # drives a browser; without node the tests of the UI are skipped
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-devices test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test docker-test
+.PHONY: demo view test test-devices test-cuda test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test docker-test
 .PHONY: load mutate mutate-native fuzz release pictures quantization bench ui-kit clean
 
 demo: native
@@ -111,7 +115,10 @@ test-peers: $(PEERS_INSTALLED) $(UI_KIT)
 
 # its shaders take the driver minutes
 test-devices: native $(TEST_INSTALLED)
-	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/*_suite.py --durations=0 --durations-min=5
+	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/devices_suite.py tests/recording/vulkan_suite.py --durations=0 --durations-min=5
+
+test-cuda: native $(TEST_INSTALLED) $(CUDA_INSTALLED)
+	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/cuda_suite.py --durations=0 --durations-min=5
 
 test-docs: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests/newcomer/suite.py --durations=0 --durations-min=1
@@ -213,6 +220,14 @@ $(PEERS_INSTALLED): pyproject.toml
 	    flashinfer-bench==0.1.2 HolisticTraceAnalysis==0.5.0
 	@touch $@
 
+# cuBLAS has 400 MB more than its headers, which are needed; its own dependencies are not
+$(CUDA_INSTALLED):
+	$(PYTHON) -m venv $(CUDA)
+	$(CUDA)/bin/python -m pip install --quiet "nvidia-cuda-nvcc==13.*" "nvidia-nvvm==13.*" "nvidia-cuda-crt==13.*" \
+	    "nvidia-cuda-runtime==13.*" "nvidia-cuda-cccl==13.*" "nvidia-cuda-cupti==13.*"
+	$(CUDA)/bin/python -m pip install --quiet --no-deps "nvidia-cublas==13.*"
+	@touch $@
+
 # the oldest versions have wheels for Python 3.10 and 3.11
 $(OLDEST_INSTALLED): pyproject.toml tools/oldest.py
 	$(PYTHON) -m venv --clear $(OLDEST)
@@ -232,4 +247,4 @@ $(OLDEST_INSTALLED): pyproject.toml tools/oldest.py
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv $(AUDIT) $(OLDEST) $(PEERS) out
+	rm -rf .venv $(AUDIT) $(CUDA) $(OLDEST) $(PEERS) out

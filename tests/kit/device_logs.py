@@ -30,8 +30,10 @@ class DeviceSession:
     """name -> description, as ggml has them"""
     memory: dict[str, tuple[int, int]]
     """name -> bytes that it has in all, and free, as ggml has them"""
-    told: list[str]
-    """what llama.cpp printed"""
+    messages: list[str]
+    """that llama.cpp logged"""
+    stderr: str = ""
+    """of the program"""
 
     def events(self, name: str | None = None) -> list[Event]:
         return read_events(self.log, name)
@@ -48,7 +50,7 @@ def record_on(
         [sys.executable, "-m", "tests.programs.device_session", *map(str, words)],
         cwd=ROOT, env=env, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    return DeviceSession(log, **json.loads(done.stdout))
+    return DeviceSession(log, **json.loads(done.stdout), stderr=done.stderr)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@
 `GGML_BACKEND_PATH` names the modules of devices, apart from each other by a colon. LAYERS go to
 them, the last ones; -1 is all. LEVEL `exec` leaves the session to the environment. With 2 CONTEXTS,
 they submit in turns. With 0, the session ends while a device still computes. Prints a JSON object:
-whether the logits are equal to the bit, the devices with what ggml says about them, and what
-llama.cpp told.
+whether the logits are equal to the bit, the devices with what ggml says about them, and the
+messages of llama.cpp.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def context_of(model: Any) -> Any:
 
 
 def main(path: str, log: str, level: str, layers: int, contexts: int = 1) -> None:
-    told: list[str] = []
-    listen = api.llama_log_callback(lambda _level, text, _data: told.append(text.decode()))
+    messages: list[str] = []
+    listen = api.llama_log_callback(lambda _level, text, _data: messages.append(text.decode()))
     api.llama_log_set(listen, ctypes.c_void_p(0))
     for module in os.environ["GGML_BACKEND_PATH"].split(":"):
         assert ggml.ggml_backend_load(module.encode()), module
@@ -103,7 +103,9 @@ def main(path: str, log: str, level: str, layers: int, contexts: int = 1) -> Non
         for context in made:
             api.llama_free(context)
     api.llama_model_free(model)
-    print(json.dumps({"equal": equal, "devices": devices(), "memory": memory(), "told": told}))
+    print(
+        json.dumps({"equal": equal, "devices": devices(), "memory": memory(), "messages": messages})
+    )
 
 
 if __name__ == "__main__":

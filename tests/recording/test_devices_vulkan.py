@@ -64,7 +64,7 @@ def test_every_node_is_timed_once_and_no_logit_changes(tmp_path: Path, mode: str
 def test_the_memory_of_a_device_is_what_llama_cpp_prints(tmp_path: Path) -> None:
     session = record(tmp_path / "part.log", "two layers")
     event, *_ = session.events("memory")
-    before, *_, recorded = "".join(session.told).split("constructing llama_context\n")
+    before, *_, recorded = "".join(session.messages).split("constructing llama_context\n")
     weights, said = memory_truth.buffers([before])["weights"], memory_truth.buffers([recorded])
     for name, of_kind in (("model", weights), ("context", said["cache"]),
                           ("compute", said["compute"])):  # fmt: skip

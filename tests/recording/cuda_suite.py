@@ -1,0 +1,206 @@
+"""CUDA: `make test-cuda`. NVIDIA's compiler takes the patched backend, for two GPUs. The recorder's
+own part runs in real sessions, with stand-ins for a device, which computes on the CPU, and for
+libcupti, which reports it as CUPTI does (`tests/native/standin`). No GPU is needed, and none was
+ever used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llamacpp_instr.log.check import check_log
+from tests.conftest import read_events
+from tests.kit.cuda import compile_for, record_with, standin, toolkit
+from tests.kit.device_logs import Event, check_coverage, check_times, kernels_of
+from tests.kit.native_kit import DEMO, ROOT
+
+pytestmark = pytest.mark.native
+
+MODES = [
+    "", "graphs", "two", "graphs,two", "shuffled", "graphs,shuffled", "late", "graphs,late",
+    "graphs,late,shuffled,two",
+]  # fmt: skip
+"""launches or CUDA graphs, on one device or two; how CUPTI's records come"""
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("source", ["ggml-cuda.cu", "ggml-cuda-instrumentation.cu"])
+def test_nvidias_compiler_takes_it(tmp_path: Path, architecture: str, source: str) -> None:
+    said, seconds = compile_for(architecture, source, tmp_path)
+    print(f"{source} for {architecture}: {seconds:.1f} CPU s")
+    assert said == ""
+
+
+@pytest.mark.parametrize("level", ["detailed", "verbose"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_node_is_timed_once_and_no_logit_changes(
+    tmp_path: Path, mode: str, level: str
+) -> None:
+    session = record_with(tmp_path / "cuda.log", mode, level=level)
+    assert session.equal is True
+    assert session.stderr == ""
+    events = session.events()
+    devices = {"CUDA0", "CUDA1"} if "two" in mode else {"CUDA0"}
+    found = check_coverage(events)
+    assert found.keys() - {""} == devices
+    assert sum(found[name] for name in devices) > 400
+    assert events[-1]["dropped_ops"] == 0
+    check_times(events, least=0.1)  # meanwhile the stand-in also delivers records
+    assert list(check_log(session.log)) == []
+    for device in session.events("device"):
+        assert device["clock"] == "cupti"
+        assert device["description"] == session.devices[device["name"]]
+
+
+@pytest.mark.parametrize("mode", ["", "graphs", "graphs,late,shuffled"])
+def test_times_are_those_of_the_device(tmp_path: Path, mode: str) -> None:
+    """To the nanosecond. A product of matrices is a memset and two kernels: its time goes from the
+    begin of the first to the end of the last. A norm and the product after it are one kernel."""
+    truth = tmp_path / "truth"
+    session = record_with(tmp_path / "cuda.log", mode, environment={"STANDIN_TRUTH": str(truth)})
+    ran = set(intervals(truth))
+    several = fused = 0
+    for kernels in kernels_of(session.events()):
+        if "device" in kernels.line:
+            ops = kernels.graph["nodes"]["op"]
+            assert set(kernels.spans) <= ran
+            several += sum(ops[node] == "MUL_MAT" for node in kernels.firsts)
+            fused += len(kernels.nodes) - len(kernels.firsts)
+    assert several > 100
+    assert fused > 20
+
+
+def intervals(truth: Path) -> Iterator[tuple[int, int]]:
+    """When the device began and ended with what belongs to the same node, one after the other."""
+    last, begin, end = "", 0, 0
+    for line in truth.read_text().splitlines():
+        of, *times = line.split()
+        if of != last:
+            yield begin, end
+            last, begin = of, int(times[0])
+        end = int(times[1])
+    yield begin, end
+
+
+def test_a_session_begins_while_graphs_are_in_use_and_they_change(tmp_path: Path) -> None:
+    """Two sessions of one process. Before, between and in them, CUDA graphs are captured, launched
+    and updated."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.programs.cuda_sessions", str(DEMO), str(tmp_path)],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+        env={
+            **os.environ, "GGML_BACKEND_PATH": str(standin() / "libggml-cuda.so"),
+            "STANDIN_CUDA": "graphs", "LD_LIBRARY_PATH": str(standin() / "cupti"),
+        },
+    )  # fmt: skip
+    assert done.stderr == ""
+    for log in (tmp_path / "first.log", tmp_path / "second.log"):
+        events = read_events(log)
+        assert check_coverage(events)["CUDA0"] > 400
+        assert events[-1]["dropped_ops"] == 0
+        assert list(check_log(log)) == []
+
+
+def test_two_contexts_on_one_device(tmp_path: Path) -> None:
+    session = record_with(tmp_path / "two.log", "graphs,shuffled,late", contexts=2)
+    events = session.events()
+    assert check_coverage(events)["CUDA0"] > 400
+    assert {event["ctx"] for event in session.events("compute")} == {0, 1}
+    assert list(check_log(session.log)) == []
+
+
+@pytest.mark.parametrize("mode", ["dropped", "graphs,dropped", "unstamped", "graphs,unstamped"])
+def test_runs_with_lost_records_are_counted(tmp_path: Path, mode: str) -> None:
+    """What a run has not in whole is not in the log."""
+    session = record_with(tmp_path / "lost.log", mode)
+    assert session.equal is True
+    events = session.events()
+    dropped = events[-1]["dropped_ops"]
+    assert dropped == executed(events) - timed(events) > 0
+    (finding,) = check_log(session.log)
+    assert f"{dropped} ops dropped" in str(finding)
+
+
+def timed(events: list[Event]) -> int:
+    return sum(len(kernels.nodes) for kernels in kernels_of(events) if "device" in kernels.line)
+
+
+def executed(events: list[Event]) -> int:
+    """The nodes of all computes that a device executed."""
+    graphs = {event["graph"]: event for event in events if event["event"] == "graph"}
+    return sum(
+        sum(graph["nodes"]["exec"][split["start"] : split["end"]])
+        for event in events
+        if event["event"] == "compute"
+        for graph in [graphs[event["graph"]]]
+        for split in graph["splits"]
+        if split["backend"] != "CPU"
+    )
+
+
+def test_what_a_device_has_not_computed_when_a_session_ends_is_dropped(tmp_path: Path) -> None:
+    session = record_with(tmp_path / "early.log", contexts=0)
+    events = session.events()
+    assert timed(events) == 0
+    assert events[-1]["dropped_ops"] == executed(events) > 50
+
+
+def test_a_part_of_a_rotated_log_has_the_kernels_of_its_computes(tmp_path: Path) -> None:
+    log = tmp_path / "rotated.log"
+    record_with(
+        log, "graphs,late,slow", level="exec", contexts=2,
+        environment={"LLAMA_INSTR_LOG": str(log), "LLAMA_INSTR_ROTATE": "12000"},
+    )  # fmt: skip
+    parts = [log, *tmp_path.glob("rotated.part*.log")]
+    assert len(parts) > 1
+    assert sum(check_coverage(read_events(part))["CUDA0"] for part in parts) > 400
+
+
+def test_a_clock_that_disagrees_with_the_hosts_is_uncertain(tmp_path: Path) -> None:
+    """A kernel cannot begin before its submission: so by as much its times may be wrong."""
+    session = record_with(tmp_path / "skewed.log", "skewed")
+    assert 10_000 < max(event["uncertainty"] for event in session.events("device")) <= 100_002
+    assert list(check_log(session.log)) == []
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        ("held", "another profiler uses CUPTI"),
+        ("old", "CUPTI is too old: it has no cuptiActivityRegisterTimestampCallback"),
+        ("damaged", "install CUPTI, or add its folder to LD_LIBRARY_PATH"),
+        ("no driver", "CUPTI cannot be used"),
+    ],
+)
+def test_without_cupti_a_session_has_no_kernels_and_one_line_says_why(
+    tmp_path: Path, why: str, reason: str
+) -> None:
+    """NVIDIA's own libcupti is the one without a driver."""
+    (tmp_path / "libcupti.so.13").touch()
+    folders = {
+        "held": standin() / "cupti",
+        "old": standin(old=True) / "cupti",
+        "damaged": tmp_path,
+        "no driver": toolkit() / "lib",
+    }
+    session = record_with(tmp_path / "none.log", why, cupti=folders[why])
+    assert session.equal is True
+    (line,) = session.stderr.splitlines()
+    assert line.startswith("llama-instr: the kernels of CUDA are not timed: ")
+    assert reason in line
+    events = session.events()
+    assert session.events("device") == []
+    assert timed(events) == events[-1]["dropped_ops"] == 0
+    assert list(check_log(session.log)) == []
+
+
+def test_at_the_lowest_level_cupti_is_left_alone(tmp_path: Path) -> None:
+    session = record_with(tmp_path / "minimal.log", "held", level="minimal")
+    assert session.equal is True
+    assert session.stderr == ""
+    assert session.events("device") == session.events("ops") == []
