@@ -115,7 +115,7 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph) {
         graph.graph = standin::end_capture();
     }
     if (use_graph) {
-        const bool is_new_instance = ggml_cuda_instr_is_recorded() && captures;
+        const bool is_new_instance = captures && ggml_cuda_instr_captured();
         if (is_new_instance || !graph.has_instance) {
             graph.instance     = standin::instantiate(graph.graph);
             graph.has_instance = true;

@@ -81,7 +81,9 @@ graph instantiate(graph & from) {
     for (graph_node & node : from) {
         instance.push_back({ n_nodes++, node.kind, node.compute, node.of });
         if (tracing) {
+            // a copy is reported as created, too: NVIDIA's sample cuda_graphs_trace passes over these
             tracing->cloned(instance.back(), node);
+            tracing->captured(instance.back());
         }
     }
     return instance;

@@ -14,8 +14,13 @@
 #include <atomic>
 
 #if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA) && __has_include(<dlfcn.h>) && __has_include(<cupti.h>)
+#    include <cupti.h>
+#    if CUDA_VERSION >= 12000  // its library has the name by which it is opened here
+#        define GGML_CUDA_INSTR_HAS_CUPTI
+#    endif
+#endif
 
-#include <cupti.h>
+#ifdef GGML_CUDA_INSTR_HAS_CUPTI
 
 #include <algorithm>
 #include <cstdlib>
@@ -77,6 +82,7 @@ struct cuda_run {
     const char *   description;
     uint64_t       number = 0;
     bool           captures = false;
+    bool           captured = false;        // nodes that are created from now on are copies
     std::shared_ptr<captured_graph> graph;  // null: it is launched directly
     std::vector<uint64_t> kernels;          // belongs to the thread of the run until all was submitted
 
@@ -144,8 +150,10 @@ static void CUPTIAPI on_graph_node(void *, CUpti_CallbackDomain, CUpti_CallbackI
     if (global().cupti.GetGraphNodeId(of.node, &node) != CUPTI_SUCCESS) {
         return;
     }
-    if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED && !graph.kernels.empty()) {
-        graph.kernel_of[node] = (uint32_t) graph.kernels.size() - 1;
+    if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED) {
+        if (!current->captured && !graph.kernels.empty()) {
+            graph.kernel_of[node] = (uint32_t) graph.kernels.size() - 1;
+        }
     } else if (id == CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED && global().cupti.GetGraphNodeId(of.originalNode, &original) == CUPTI_SUCCESS) {
         const auto known = graph.kernel_of.find(original);
         if (known != graph.kernel_of.end()) {
@@ -507,7 +515,10 @@ void ggml_cuda_instr_reordered(void) {
     }
 }
 
-bool ggml_cuda_instr_is_recorded(void) {
+bool ggml_cuda_instr_captured(void) {
+    if (current) {
+        current->captured = true;
+    }
     return current != nullptr;
 }
 
@@ -555,7 +566,7 @@ void ggml_cuda_instr_begin(ggml_backend_t, int, const void *, bool, bool *) {
 void ggml_cuda_instr_node(int) {}
 void ggml_cuda_instr_fused(int) {}
 void ggml_cuda_instr_reordered(void) {}
-bool ggml_cuda_instr_is_recorded(void) { return false; }
+bool ggml_cuda_instr_captured(void) { return false; }
 void ggml_cuda_instr_launch(void) {}
 void ggml_cuda_instr_end(void) {}
 void ggml_cuda_instr_synchronized(ggml_backend_t) {}

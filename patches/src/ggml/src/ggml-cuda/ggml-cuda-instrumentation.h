@@ -19,9 +19,9 @@ void ggml_cuda_instr_fused(int n);
 // the nodes are computed in another order than that of the graph, so their kernels are not told apart
 void ggml_cuda_instr_reordered(void);
 
-// Whether the calling thread's run is recorded. A CUDA graph that is updated keeps the ids of its nodes, which CUPTI
-// reports; so it must be instantiated anew.
-bool ggml_cuda_instr_is_recorded(void);
+// After a capture: whether its CUDA graph must be instantiated anew. One that is updated keeps the ids of its nodes, by which
+// CUPTI reports them.
+bool ggml_cuda_instr_captured(void);
 
 // before the CUDA graph is launched
 void ggml_cuda_instr_launch(void);
