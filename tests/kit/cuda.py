@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,15 @@ from pathlib import Path
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.wheel import wheel_key
 from tests.kit.device_logs import DeviceSession, record_on
-from tests.kit.native_kit import DEMO, ROOT, installed_library, locked, patched_tree
+from tests.kit.native_kit import (
+    DEMO,
+    ROOT,
+    WITHOUT_PROGRAMS,
+    installed_library,
+    locked,
+    patched_tree,
+    with_cmake,
+)
 
 STANDIN = ROOT / "tests" / "native" / "standin"
 
@@ -61,27 +70,41 @@ def _link(library: Path, parts: list[Path | str]) -> None:
     subprocess.run(command, check=True)
 
 
-def compile_for(architecture: str, source: str, into: Path) -> tuple[str, float]:
-    """What the compiler says about a file of `ggml-cuda`, for a GPU such as `sm_90`, and the CPU
-    seconds that it took."""
-    tree, cuda = patched_tree() / "ggml" / "src", toolkit()
-    # those of llama.cpp's CMake, and its warnings
-    warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wcast-qual", "-Wno-unused-function"]
-    warnings += ["-Wmissing-declarations", "-Wmissing-noreturn", "-Wno-array-bounds"]
-    warnings += ["-Wextra-semi", "-Wno-pedantic"]
-    command = [
-        str(cuda / "bin" / "nvcc"), "-std=c++17", "-O3", "-use_fast_math", "-extended-lambda",
-        f"-arch={architecture}", "-DGGML_CUDA_USE_GRAPHS", "-DGGML_CUDA_NO_VMM",
-        f"-Xcompiler=-fPIC,{','.join(warnings)}", f"-isystem={cuda / 'include'}",
-        f"-isystem={cuda / 'include' / 'cccl'}", f"-I{tree}", f"-I{tree.parent / 'include'}",
-        "-c", str(tree / "ggml-cuda" / source), "-o", str(into / f"{source}-{architecture}.o"),
-    ]  # fmt: skip
+def compile_backend(work: Path) -> tuple[str, float]:
+    """Compile what the patch changes and adds, with llama.cpp's own CMake and its warnings, for
+    sm_80 and sm_90. Returns what the compiler says, and the CPU seconds of all."""
+    cuda, root = toolkit(), work / "toolkit"
+    # as an installed toolkit is, with names that a linker looks for
+    (root / "lib64").mkdir(parents=True)
+    for name in ("bin", "include", "nvvm"):
+        (root / name).symlink_to(cuda / name)
+    for library in (cuda / "lib").iterdir():
+        name = library.name.partition(".so")[0] + ".so" if ".so." in library.name else library.name
+        (root / "lib64" / name).symlink_to(library)
+    flags = ["-DBUILD_SHARED_LIBS=ON", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU=OFF", "-DGGML_CUDA=ON"]
+    flags += ["-DGGML_CUDA_NO_VMM=ON", "-DGGML_CUDA_NCCL=OFF", "-DGGML_CCACHE=OFF"]
+    flags += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CUDA_ARCHITECTURES=80-real;90-real"]
+    flags += [f"-DCUDAToolkit_ROOT={root}", "-DLLAMA_CURL=OFF", "-DLLAMA_BUILD_SERVER=OFF"]
+    flags += WITHOUT_PROGRAMS
+    folder = "ggml/src/ggml-cuda/CMakeFiles/ggml-cuda.dir"
+    objects = [f"{folder}/{name}.cu.o" for name in ("ggml-cuda", "ggml-cuda-instrumentation")]
+    env = with_cmake()
+    env |= {"CUDACXX": str(root / "bin" / "nvcc"), "LIBRARY_PATH": str(root / "lib64")}
     before = os.times()
-    done = subprocess.run(command, capture_output=True, text=True)
+    _run(["cmake", "-G", "Ninja", "-S", str(patched_tree()), "-B", str(work), *flags], env)
+    said = _run(["ninja", "-C", str(work), "-j1", "--quiet", *objects], env)
     after = os.times()
     spent = after.children_user + after.children_system
-    spent -= before.children_user + before.children_system
-    return done.stdout + done.stderr, spent
+    return said, spent - before.children_user - before.children_system
+
+
+def _run(command: list[str], env: Mapping[str, str]) -> str:
+    command[0] = shutil.which(command[0], path=env["PATH"]) or command[0]
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
 
 
 def record_with(
