@@ -22,7 +22,12 @@ from llamacpp_instr.model.file import ModelFile
 KINDS = ("cpu", "gpu", "igpu", "accel", "meta")
 """`enum ggml_backend_dev_type`"""
 
-TIMED = {"CPU": "every op", "BLAS": "every op", "Vulkan": "every op, by the device's time stamps"}
+TIMED = {
+    "BLAS": "every op",
+    "CPU": "every op",
+    "CUDA": "every op, by CUPTI; the timing has never run on a GPU",
+    "Vulkan": "every op, by the device's time stamps",
+}
 """by backend: what a log has of its work"""
 NOT_TIMED = "when it gets work, and the waits for it; not its ops"
 
