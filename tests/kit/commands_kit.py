@@ -25,6 +25,7 @@ PAGES += [ROOT / "docker" / "README.md", ROOT / "patches" / "README.md"]
 _LESS = {
     "build": "--check",
     "run": "-n 6 --threads 1",
+    "bench": "-p 32 -n 4 --rounds 2",
     "quality": "--ctx 64 --chunks 2 --threads 1",
     "compare --types": "--rounds 1 -n 4 --threads 1",
 }
