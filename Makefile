@@ -115,7 +115,8 @@ test-peers: $(PEERS_INSTALLED) $(UI_KIT)
 
 # its shaders take the driver minutes
 test-devices: native $(TEST_INSTALLED)
-	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/devices_suite.py tests/recording/vulkan_suite.py --durations=0 --durations-min=5
+	$(BIN)/python -m tests.kit.backends
+	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/vulkan_suite.py tests/recording/devices_suite.py --durations=0 --durations-min=5
 
 test-cuda: native $(TEST_INSTALLED) $(CUDA_INSTALLED)
 	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/cuda_suite.py --durations=0 --durations-min=5

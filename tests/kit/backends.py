@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -126,6 +128,17 @@ def vulkan_headers() -> list[str]:
     return [f"-DVulkan_INCLUDE_DIR={place / 'usr/include'}"]
 
 
+@functools.cache
+def wheel_with_backends() -> Path:
+    """The directory of a wheel with Vulkan and BLAS, by `instr build`."""
+    wheels = cache_dir() / "tests" / "wheel_with_backends"
+    backends = ("--backend", "vulkan", "--backend", "blas")
+    arguments = f"--cmake-args={shlex.join(vulkan_headers())}"
+    command = [sys.executable, "-m", "llamacpp_instr", "build", *backends, arguments]
+    subprocess.run([*command, "--wheel-dir", wheels], check=True)
+    return wheels
+
+
 def vulkan_environment() -> dict[str, str]:
     """Variables with which ggml uses Mesa's device, which compiles shaders once."""
     return {
@@ -135,3 +148,7 @@ def vulkan_environment() -> dict[str, str]:
         "LP_NUM_THREADS": "0",
         "MESA_SHADER_CACHE_DIR": str(cache_dir() / "tests" / "mesa"),
     }
+
+
+if __name__ == "__main__":  # before the tests, which it takes longer than
+    wheel_with_backends()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -29,8 +28,8 @@ from tests.kit.backends import (
     needs_openblas,
     needs_vulkan,
     vulkan_environment,
-    vulkan_headers,
     vulkan_module,
+    wheel_with_backends,
 )
 from tests.kit.device_logs import DeviceSession, check_coverage, check_times, record_on
 from tests.kit.llama_programs import programs
@@ -218,14 +217,7 @@ def test_more_layers_than_fit_are_one_line(
 @needs_vulkan
 @needs_openblas
 def test_a_wheel_with_backends_records_in_an_environment_of_its_own(tmp_path: Path) -> None:
-    wheels, new = tmp_path / "wheels", tmp_path / "new"
-    backends = (
-        "--backend",
-        "vulkan",
-        "--backend",
-        "blas",
-        f"--cmake-args={shlex.join(vulkan_headers())}",
-    )
+    new = tmp_path / "new"
 
     def run(*command: str | Path) -> str:
         clean = {name: of for name, of in os.environ.items() if not name.startswith("PYTHON")}
@@ -235,9 +227,8 @@ def test_a_wheel_with_backends_records_in_an_environment_of_its_own(tmp_path: Pa
         )
         return done.stdout
 
-    run(Path(sys.prefix) / "bin" / "instr", "build", *backends, "--wheel-dir", wheels)
     run(sys.executable, "-m", "venv", new)
-    run(new / "bin" / "pip", "install", "-q", ROOT, *wheels.glob("*.whl"))
+    run(new / "bin" / "pip", "install", "-q", ROOT, *wheel_with_backends().glob("*.whl"))
     instr = new / "bin" / "instr"
     found = json.loads(run(instr, "doctor", "--json"))["library"]["devices"]
     assert {of["name"]: of["timed"] for of in found} == {
