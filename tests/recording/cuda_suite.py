@@ -114,9 +114,11 @@ def test_two_contexts_on_one_device(tmp_path: Path) -> None:
     assert list(check_log(session.log)) == []
 
 
-@pytest.mark.parametrize("mode", ["dropped", "graphs,dropped", "unstamped", "graphs,unstamped"])
+@pytest.mark.parametrize(
+    "mode", ["dropped", "graphs,dropped", "unstamped", "graphs,unstamped", "graphs,untold"]
+)
 def test_runs_with_lost_records_are_counted(tmp_path: Path, mode: str) -> None:
-    """What a run has not in whole is not in the log."""
+    """What a run has not in whole is not in the log, nor what is of nodes that are not known."""
     session = record_with(tmp_path / "lost.log", mode)
     assert session.equal is True
     events = session.events()

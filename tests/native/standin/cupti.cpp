@@ -1,8 +1,8 @@
 // cupti.cpp - a stand-in for libcupti, with the functions and records that its own headers declare
 //
 // It reports what the driver beside it does. STANDIN_CUDA names what else may happen to a real one: `held` by another
-// profiler, records that come `shuffled`, `late` or not at all (`dropped`, `unstamped`), a clock that is `skewed`. Compiled
-// with OLD, it is a version without its own clock.
+// profiler, records that come `shuffled`, `late` or not at all (`dropped`, `unstamped`), nodes of graphs that are `untold`, a
+// clock that is `skewed`. Compiled with OLD, it is a version without its own clock.
 
 #include "driver.h"
 
@@ -47,19 +47,21 @@ uint64_t on_its_clock(uint64_t ns) {
     return stamp ? ns - by : ns + 1600000000000000000;  // CLOCK_REALTIME otherwise
 }
 
-template <typename R> void enqueue(const R & r) {
+// returns how many records wait
+template <typename R> size_t enqueue(const R & r) {
     std::lock_guard<std::mutex> lock(mutex);
     if (kinds.count(r.kind) == 0) {
-        return;
+        return 0;
     }
     if (is_asked("dropped") && ++n_records % 100 == 0) {
         n_dropped++;
-        return;
+        return 0;
     }
     record one;
     one.bytes.resize(sizeof(r));
     memcpy(one.bytes.data(), &r, sizeof(r));
     queue.push_back(std::move(one));
+    return queue.size();
 }
 
 // on a thread of its own, as CUPTI does
@@ -91,7 +93,7 @@ void deliver(bool forced) {
 }
 
 void tell(CUpti_CallbackIdResource id, standin::graph_node & node, standin::graph_node * original) {
-    if (subscriber && callbacks.count(id) != 0) {
+    if (subscriber && callbacks.count(id) != 0 && !is_asked("untold")) {
         CUpti_GraphData graph = {};
         graph.node         = (CUgraphNode) &node;
         graph.originalNode = (CUgraphNode) original;
@@ -134,8 +136,7 @@ struct cupti : standin::tracer {
         CUpti_ActivityAPI call = {};
         call.kind          = CUPTI_ACTIVITY_KIND_RUNTIME;
         call.correlationId = correlation;
-        enqueue(call);
-        if (queue.size() > most_queued) {
+        if (enqueue(call) > most_queued) {
             deliver(false);
         }
     }

@@ -70,6 +70,10 @@ struct interval {
     uint64_t end   = 0;  // 0: nothing is known
 };
 
+struct kernel_times : interval {
+    bool is_expected = false;  // it has calls, or nodes of the CUDA graph
+};
+
 struct captured_graph {
     std::vector<uint64_t> kernels;                     // the nodes of each (ggml_instr_nodes)
     std::unordered_map<uint64_t, uint32_t> kernel_of;  // the ids of the nodes of the CUDA graph and of its executable
@@ -87,14 +91,17 @@ struct cuda_run {
     std::vector<uint64_t> kernels;          // belongs to the thread of the run until all was submitted
 
     // with the mutex
-    std::vector<interval> times;
+    std::vector<kernel_times> times;
     bool     submitted  = false;
     bool     lost       = false;  // some of its records never come
     uint64_t settled_at = 0;      // when it was computed, at the latest; 0: nobody has waited for it
     int      collected  = 0;
 
     bool is_whole() const {
-        return std::all_of(times.begin(), times.begin() + (ptrdiff_t) kernels.size(), [](const interval & of) { return of.end != 0; });
+        return std::all_of(times.begin(), times.begin() + (ptrdiff_t) kernels.size(), [](const kernel_times & of) { return of.end != 0; });
+    }
+    bool misses_some() const {
+        return std::any_of(times.begin(), times.end(), [](const kernel_times & of) { return of.is_expected && of.end == 0; });
     }
 };
 
@@ -180,11 +187,12 @@ static void add_activity(uint64_t external_id, const activity & of) {
     if (kernel == whole_graph) {
         const auto node = run.graph->kernel_of.find(of.graph_node);
         if (node == run.graph->kernel_of.end()) {
+            run.lost = true;  // of what it was is not known
             return;
         }
         kernel = node->second;
     }
-    auto & time = run.times[kernel];
+    interval & time = run.times[kernel];
     if (of.time.end == 0) {
         run.lost = true;  // there was no memory for its stamps, or it still runs
     } else if (time.end == 0) {
@@ -229,6 +237,10 @@ static void CUPTIAPI on_buffer(CUcontext, uint32_t, uint8_t * buffer, size_t, si
                         break;
                     }
                     g.calls[of.correlationId] = of.externalId;
+                    const auto run = g.runs.find(of.externalId >> 32);
+                    if (run != g.runs.end() && (uint32_t) of.externalId != whole_graph) {
+                        run->second->times[(uint32_t) of.externalId].is_expected = true;
+                    }
                     const auto came = g.early.equal_range(of.correlationId);
                     std::for_each(came.first, came.second, [&of](const auto & one) { add_activity(of.externalId, one.second); });
                     g.early.erase(came.first, came.second);
@@ -265,7 +277,7 @@ static void end_run(cuda_run & run) {
     if (!run.lost && first != run.times.end()) {
         uint64_t at = first->begin;
         for (size_t i = 0; i < run.kernels.size(); i++) {
-            // of some nodes the device computes nothing
+            // for some nodes the backend calls nothing
             const interval time = run.times[i].end != 0 ? run.times[i] : interval { at, at };
             ops.push_back({ run.kernels[i], time.begin, time.end });
             at = std::max(at, time.end);
@@ -319,9 +331,9 @@ static void collect(bool is_last) {
     for (const auto & run : settled) {
         // CUPTI keeps a buffer until all of its records are complete, unless forced. So those of a run may have to wait for
         // what was submitted after it.
-        const bool has_all = is_last || (run->is_whole() && (is_idle || g.latest[run->backend] > run->number));
-        if (has_all || ++run->collected == patience) {
-            run->lost = run->lost || !(has_all || is_idle || run->is_whole());
+        const bool has_all = run->is_whole() && (is_idle || g.latest[run->backend] > run->number);
+        if (has_all || is_last || ++run->collected == patience) {
+            run->lost = run->lost || run->misses_some();
             ended.push_back(run);
             g.runs.erase(run->number);
         }
@@ -524,8 +536,12 @@ bool ggml_cuda_instr_captured(void) {
 
 void ggml_cuda_instr_launch(void) {
     if (current) {
-        current->kernels = current->graph->kernels;
         push(whole_graph);
+        std::lock_guard<std::mutex> lock(global().mutex);
+        current->kernels = current->graph->kernels;
+        for (const auto & node : current->graph->kernel_of) {
+            current->times[node.second].is_expected = true;
+        }
     }
 }
 
