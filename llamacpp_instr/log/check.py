@@ -220,7 +220,8 @@ class _Checker:
         if event.dropped:
             yield f"the log is not complete: {counted(event.dropped, 'event')} dropped"
         if event.dropped_ops:
-            yield f"a thread's buffer was full: {counted(event.dropped_ops, 'op')} dropped"
+            dropped = counted(event.dropped_ops, "op")
+            yield f"{dropped} dropped: a buffer was full, or results of a device are missing"
 
     def _mark(self, event: schema.Mark) -> Iterator[str]:
         if event.phase == "end":

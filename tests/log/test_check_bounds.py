@@ -77,7 +77,10 @@ END: dict[str, Any] = {
         (s.Ops(**OPS, dur=[4, 5], gap=[1, 0]), "`gap[0]` is 1: the first interval begins at `t`"),
         (s.SessionEnd(**END), None),
         (s.SessionEnd(**END | {"dropped": 1}), "the log is not complete: 1 event dropped"),
-        (s.SessionEnd(**END | {"dropped_ops": 1}), "a thread's buffer was full: 1 op dropped"),
+        (
+            s.SessionEnd(**END | {"dropped_ops": 1}),
+            "1 op dropped: a buffer was full, or results of a device are missing",
+        ),
         (s.TensorStats(**STATS), None),
         (s.TensorStats(**STATS | {"n": 11}),
          "`nan`, `inf` and `hist` count 10 elements, `n` is 11"),

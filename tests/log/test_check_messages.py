@@ -65,7 +65,10 @@ MESSAGES: list[tuple[Callable[[list[s.Event]], int], str]] = [
     (again(s.SessionStart), "session_start: occurs a second time"),
     (again(s.SessionEnd), "session_end: comes after session_end (line"),
     (change(s.SessionEnd, dropped=3), "session_end: the log is not complete: 3 events dropped"),
-    (change(s.SessionEnd, dropped_ops=3), "session_end: a thread's buffer was full: 3 ops dropped"),
+    (
+        change(s.SessionEnd, dropped_ops=3),
+        "session_end: 3 ops dropped: a buffer was full, or results of a device are missing",
+    ),
     (change(s.SessionEnd, decode_ns=-1), "session_end: Expected `int` >= 0 - at `decode_ns`"),
     (change(s.SessionEnd, bytes=5), "session_end: `bytes` is 5, "),
     (change(s.SessionEnd, events={}), "session_end: `events` has 0 "),
