@@ -63,6 +63,7 @@ def device_reports(probe: Probe, name: str) -> list[Report]:
     reports = probe_reports(of)
     description = next(of.description for of in probe.devices if of.device == name)
     reports[0].notes[0] = f"Bytes read and written per second, on {name} ({description})."
+    reports[1].notes[0] = "FLOP/s of ggml's kernels, with weights of up to 4,096 rows."
     for report in reports:
         report.columns[1:] = [replace(report.columns[1], name=name, key=name)]
     return reports

@@ -131,7 +131,7 @@ def _figures(frame: Json, width: int) -> Iterator[Text]:
         )
         figures.append(("copied", f"{copies['save']:,} in, {copies['load']:,} out", None))
     for name, ns, held, _ in frame["devices"]:
-        busy = _share(ns / max(frame["busy"], 1))
+        busy = _share(ns / max(frame["t"], 1))  # steps of devices last longer than their calls
         label = set_cell_size(printable(name), LABEL - 1)
         figures.append((label, f"{busy}, {shown(held, 'bytes')}", None))
     n = max(1, min(MOST_COLUMNS, width // FIGURE))

@@ -223,7 +223,7 @@ def test_live_shows_the_time_and_the_memory_of_a_device() -> None:
     frame = glance(state, False, 30, 120) | {"over": None}
     assert frame["devices"] == [["Vulkan0", spent, held, device.total]]
     screen = "\n".join(line.plain for line in draw(frame, 120, 30, None, False))
-    busy = f"{100 * spent / frame['busy']:.0f} %"
+    busy = f"{100 * spent / frame['t']:.0f} %"
     assert re.search(rf"Vulkan0 +{busy}, {shown(held, 'bytes')}", screen)
     text = metrics_text(state).decode()
     for what, n in (("held", held), ("free", device.free), ("total", device.total)):

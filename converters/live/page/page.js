@@ -118,12 +118,12 @@ function drawFigures(frame) {
   }
 }
 
-// A figure for each device that computes behind the first thread.
+// A figure for each device that computes behind the first thread, also when a call has returned.
 function drawDevices(frame) {
   $("devices").replaceChildren(...frame.devices.map(([name, ns, held, total]) => {
-    const busy = `${(100 * ns / Math.max(frame.busy, 1)).toFixed(0)} %`;
+    const busy = `${(100 * ns / Math.max(frame.t, 1)).toFixed(0)} %`;
     const memory = total ? `; ${mib(held)} of ${mib(total)} held` : "";
-    return make("div", {}, make("b", {}, busy), make("span", {}, `of the steps' time on ${name}${memory}`));
+    return make("div", {}, make("b", {}, busy), make("span", {}, `of the time in kernels on ${name}${memory}`));
   }));
   $("devices").hidden = !frame.devices.length;
 }

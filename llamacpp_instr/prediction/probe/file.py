@@ -209,7 +209,7 @@ class Probe(Struct, forbid_unknown_fields=True):
         for of in self.devices:
             if of.device == name:
                 more = {part: getattr(of, part) for part in ("bandwidth", "kernels", "barriers")}
-                return replace(self, **more)
+                return replace(self, load=0.0, left_out=0, **more)
         return None
 
     def with_device(self, limits: DeviceLimits) -> Probe:
