@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.log.check import check_log
 from tests.kit.backends import blas_module, needs_openblas
 from tests.kit.device_logs import check_coverage, kernels_of, record_on, splits_of
 from tests.kit.native_kit import DEMO, random_models
@@ -37,6 +38,7 @@ def test_every_node_is_timed_once_and_no_logit_changes(
     assert "MUL_MAT" in backends["BLAS"]
     assert session.events("device") == [], "it has no clock of its own"
     assert events[-1]["dropped_ops"] == 0
+    assert list(check_log(session.log)) == []
 
 
 def test_its_kernels_lie_in_its_splits(tmp_path: Path) -> None:

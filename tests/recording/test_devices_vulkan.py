@@ -55,6 +55,7 @@ def test_every_node_is_timed_once_and_no_logit_changes(tmp_path: Path, mode: str
     assert on_device > (100 if MODES[mode][1] == PART else 400)
     assert events[-1]["dropped_ops"] == 0
     check_times(events)
+    assert list(check_log(session.log)) == []
     (device, *_) = session.events("device")
     assert device["description"] == session.devices["Vulkan0"]
     assert device["clock"] == ("bounded" if mode == "not calibrated" else "calibrated")
