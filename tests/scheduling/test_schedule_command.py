@@ -78,11 +78,14 @@ def test_a_graph_by_hand(graph: Path) -> None:
 
 
 def test_the_files_of_the_page_can_be_used(tmp_path: Path) -> None:
-    engines, graph = tmp_path / "engines.toml", tmp_path / "graph.toml"
+    engines, devices, graph = (tmp_path / f"{name}.toml" for name in ("cpu", "gpus", "graph"))
     blocks = blocks_of(ROOT / "docs" / "how-to" / "schedule-what-if.md", "toml")
-    for path, text in zip((engines, graph), blocks, strict=True):
+    for path, text in zip((engines, devices, graph), blocks, strict=True):
         path.write_text(text)
     assert figures(LOG, "--engines", engines)["makespan"] > 0
+    on_device = LOG.with_name("vulkan-timed.log.gz")
+    one = figures(on_device, "--engines", 1)["makespan"]
+    assert one / 2 > figures(on_device, "--engines", devices)["makespan"] > one / 4
     assert figures(graph, "--engines", 2)["makespan"] == 500
 
 
