@@ -170,7 +170,7 @@ class SessionEnd(Event, kw_only=True):
     dropped: Count
     """events that could not be written (disk full, pipe closed or not read), and steps under way"""
     dropped_ops: Count
-    """ops that did not fit into the buffer of a thread"""
+    """ops that did not fit into the buffer of a thread, and ops of devices without a result"""
     decode_ns: TotalNs
     """time in decode and encode, the sum over all contexts"""
     overhead_ns: TotalNs
