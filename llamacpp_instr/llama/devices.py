@@ -17,7 +17,6 @@ from typing import Any
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.build import BACKENDS
-from llamacpp_instr.model.file import ModelFile
 
 KINDS = ("cpu", "gpu", "igpu", "accel", "meta")
 """`enum ggml_backend_dev_type`"""
@@ -119,7 +118,7 @@ class Placement:
     """What goes to which device; nothing given is llama.cpp's default: all layers, all devices."""
 
     gpu_layers: int | None = None
-    """the last layers, and the output as one more"""
+    """the last layers, and the output as one more; any larger number is all"""
     device: Sequence[str] = ()
     """names; only `none`: no device at all"""
     tensor_split: Sequence[float] = ()
@@ -127,8 +126,8 @@ class Placement:
     override_tensor: Sequence[str] = ()
     """PATTERN=BUFFER: tensors whose names match the regular expression"""
 
-    def check(self, model: ModelFile) -> None:
-        """Raise `UsageError` for what this process or the model has not."""
+    def check(self) -> None:
+        """Raise `UsageError` for devices that this process does not have."""
         if self == ANYWHERE:
             return
         there = devices()
@@ -137,12 +136,6 @@ class Placement:
             device_named(name)
         if self.gpu_layers and not gpus:
             raise UsageError(f"--gpu-layers {self.gpu_layers}: {_no_device('', gpus)}")
-        layers = model.hyper_parameter("block_count")
-        if isinstance(layers, int) and (self.gpu_layers or 0) > layers + 1:
-            raise UsageError(
-                f"--gpu-layers is {self.gpu_layers}; {model.path} has {layers} layers, "
-                f"{layers + 1} with its output"
-            )
         used = [] if "none" in self.device else self._names() or gpus
         if self.tensor_split and len(self.tensor_split) != len(used):
             raise UsageError(

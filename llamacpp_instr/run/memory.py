@@ -43,7 +43,7 @@ def memory_of_model(
     options.check()
     model = load_model_file(name)
     try:
-        placement.check(model)
+        placement.check()
         plan, advice = plan_memory(model, options, mmap, placement), ""
         if plan.too_large():
             layers = most_layers(model, options, mmap, placement)

@@ -121,7 +121,7 @@ def run(
         check_adapter(of.path, file)
     interrupt = interrupt or Interrupt()
     load_library(interrupt)
-    options.placement.check(file)
+    options.placement.check()
     for warning in check_memory(file, options.context, options.mmap, options.placement):
         notice(warning)
     prompts = tokenize(path, options.prompts, chat=options.chat)

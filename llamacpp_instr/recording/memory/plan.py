@@ -79,7 +79,7 @@ def dry_run_again(
     model: ModelFile, settings: ContextSettings, placement: Placement = ANYWHERE
 ) -> MemoryBreakdown:
     """The memory of a context with the settings of a recorded one, in this process."""
-    placement.check(model)
+    placement.check()
     check_size(settings.n_ctx)
 
     def make(dry: LoadedModel) -> None:
