@@ -192,6 +192,7 @@ class Placement:
 
 ANYWHERE = Placement()
 """llama.cpp's own choice"""
+ON_CPU = Placement(device=("none",))
 
 
 def _no_device(name: str, gpus: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import OnProgress
+from llamacpp_instr.llama.devices import ON_CPU
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import Interrupt, captured
 from llamacpp_instr.log.session import load_session
@@ -206,7 +207,7 @@ def record_runs(
     )
     with captured(Interrupt()) as llama_log, record(log, level="detailed", force=True):
         with (
-            LoadedModel(model, llama_log, use_extra_bufts=repack) as loaded,
+            LoadedModel(model, llama_log, placement=ON_CPU, use_extra_bufts=repack) as loaded,
             ModelContext(loaded, options) as context,
         ):
             for run in runs:

@@ -17,7 +17,7 @@ static void end(const ggml_instr_device_run *, const ggml_instr_device *, const 
 
 int main(int, char ** argv) {
     const int bits = atoi(argv[2]);
-    const ggml_instr_recorder recorder = { nullptr, end };
+    const ggml_instr_recorder recorder = { nullptr, end, nullptr };
     ggml_instr_device device = {};
     device.name = device.description = "device";
     device.clock = GGML_INSTR_CLOCK_CALIBRATED;

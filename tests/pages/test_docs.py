@@ -24,6 +24,7 @@ from tests.exports import test_otlp
 from tests.image import engine_lines
 from tests.kit import tiny_models
 from tests.kit.adapters import write_adapter
+from tests.kit.backends import needs_vulkan, vulkan_environment, vulkan_module
 from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT
@@ -152,6 +153,14 @@ def named(block: list[Line]) -> str:
     return f"{block[0].page}-{block[0].block}"
 
 
+def on_device() -> dict[str, str]:
+    return {**vulkan_environment(), "GGML_BACKEND_PATH": str(vulkan_module())}
+
+
+def uses_device(block: list[Line]) -> bool:
+    return any(re.search(r"--device [A-Z]|--gpu-layers [1-9]", line.text) for line in block)
+
+
 # the examples of one command form one block, and some occur on another page, too
 EXAMPLES = "docs/reference/commands.md"
 README = [line.text for line in LINES if line.page == "README.md"]
@@ -167,12 +176,18 @@ RUNNABLE = [
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("block", RUNNABLE, ids=named)
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(run, marks=needs_vulkan) if uses_device(run) else run for run in RUNNABLE],
+    ids=named,
+)
 def test_the_commands_of_a_block_work_one_after_the_other(
     block: list[Line], stock: Path, tmp_path: Path, environment: dict[str, str], quick: str
 ) -> None:
     # what the README shows first is run as a reader runs it
     is_first = block[0].page == "README.md"
+    if uses_device(block):
+        environment = environment | on_device()
     place = Place(tmp_path / "place", stock, environment, "" if is_first else quick)
     for line in block:
         if runner(line):
