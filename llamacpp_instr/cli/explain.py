@@ -322,6 +322,7 @@ def _probe_device(name: str, path: str) -> None:
     from llamacpp_instr.base.output import open_output
     from llamacpp_instr.converters.analyses.probe import device_reports
     from llamacpp_instr.llama import native
+    from llamacpp_instr.llama.crashes import last_words
     from llamacpp_instr.llama.devices import device_named
     from llamacpp_instr.prediction.probe.device import measure_device
     from llamacpp_instr.prediction.probe.file import default_path, probe_json, read_probe
@@ -333,7 +334,10 @@ def _probe_device(name: str, path: str) -> None:
         raise UsageError(f"{path} is of {known.cpu}, this machine is {cpu_name()}")
     native.load()
     device = device_named(name)
-    with progress_bar(f"Measuring {name}") as on_progress:
+    with (
+        progress_bar(f"Measuring {name}") as on_progress,
+        last_words(lambda: (f"{name} was not measured", 1)),
+    ):
         measured = measure_device(device, on_progress)
     with open_output(path, force=True) as file:
         file.write(probe_json(known.with_device(measured)))
