@@ -34,9 +34,6 @@ _PROBE = (
     "from llamacpp_instr.prediction.probe import measure;"
     " measure.SECONDS, measure.SIZES, measure.TYPES_OF_WEIGHTS = 0, (1, 4), ('F16', 'Q4_K');"
     " from llamacpp_instr.prediction import recorded as kernels;"
-    " from llamacpp_instr.prediction.probe import device;"
-    " device.SECONDS, device.TOKENS, device.ROWS, device.MOST_OPS = 0, (1,), (256,), 16;"
-    " device.measure_device.__defaults__ = (('F16',), (1,));"
     " kernels.measure_kernels.__defaults__ = ([kernels.SUBJECTS[0], kernels.SUBJECTS[-2]],);"
     " from llamacpp_instr.__main__ import main; main()"
 )

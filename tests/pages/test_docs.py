@@ -34,6 +34,7 @@ from tests.live import test_live_command, test_live_otlp, test_tui
 from tests.newcomer import suite
 from tests.pages import test_docs_servers
 from tests.peers import import_lines
+from tests.probe import test_probe
 from tests.recording import test_devices_vulkan
 from tests.weights_view import test_weights_page
 
@@ -51,6 +52,7 @@ OTHERS = {
         *test_debug_page_server.RUNS,
         *test_weights_page.RUNS,
         test_devices_vulkan.RUN,
+        *test_probe.RUNS,
     ],
     "make test-docs": suite.RUNS,
     "make docker-test": engine_lines.docker_lines(),
@@ -158,7 +160,7 @@ def on_device() -> dict[str, str]:
 
 
 def uses_device(block: list[Line]) -> bool:
-    return any(re.search(r"--device [A-Z]|--gpu-layers [1-9]", line.text) for line in block)
+    return any(re.search(r"--gpu-layers [1-9]", line.text) for line in block)
 
 
 # the examples of one command form one block, and some occur on another page, too

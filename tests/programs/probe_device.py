@@ -1,9 +1,9 @@
-"""Adds what little of a Vulkan device can be measured soon to the file of a probe.
+"""Runs `instr probe --device Vulkan0`, which measures little here, so that it ends soon.
 
-    probe_device.py FILE
+    probe_device.py OPTION ...
 
-Prints the description of the device, and the bytes per second of copies between two tensors, timed
-here by the clock of this process around a graph of 64 copies: no code of the product times them.
+First prints the description of the device, and the bytes per second of copies between two tensors,
+timed here by the clock of this process around a graph of copies: no code of the product times them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 
+from llamacpp_instr import cli
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.devices import device_named
 from llamacpp_instr.prediction.probe import device as probe
-from llamacpp_instr.prediction.probe.file import probe_json, read_probe
 
-COPIES, MIB = 64, 1 << 20
+# Mesa 22.3 damages the memory of a process after graphs with hundreds of small products
+COPIES, MIB = 16, 1 << 20
+probe.SECONDS, probe.TOKENS, probe.ROWS, probe.MOST_OPS = 0.0, (1, 8), (256,), COPIES
+probe.measure_device.__defaults__ = ("F32", "F16"), (1, 16)
 
 
 def copied(of: int) -> float:
@@ -38,16 +40,14 @@ def copied(of: int) -> float:
     return COPIES * 2 * 8 * MIB / min(times) * 1e9
 
 
-def main(path: Path) -> None:
+def main() -> None:
     native.load()
     device = device_named("Vulkan0")
-    probe.SECONDS, probe.TOKENS, probe.ROWS = 0.0, (1, 8), (256,)
-    # Mesa 22.3 damages the heap of a process after graphs with hundreds of small products
-    probe.MOST_OPS = 16
-    limits = probe.measure_device(device, lambda *_: None, types=("F32", "F16"), sizes=(1, 16))
-    path.write_bytes(probe_json(read_probe(path).with_device(limits)))
-    print(json.dumps({"description": device.description, "copied": copied(device.handle)}))
+    found = {"description": device.description, "copied": copied(device.handle)}
+    print(json.dumps(found), flush=True)
+    sys.argv[:1] = ["instr", "probe", "--device", "Vulkan0"]
+    cli.main()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
