@@ -26,7 +26,7 @@ from tests.kit.native_kit import DEMO
 from tests.load.hold import growth
 
 OPTIONS = ("-c", "4096", "-np", "4")
-ROTATE = 16_000_000
+ROTATE = 4_000_000
 SAMPLE_S = 1.0
 
 
