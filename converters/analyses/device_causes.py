@@ -207,4 +207,4 @@ def layers_still_fit(account: Account) -> Cause:
         f"{counted(len(found), 'layer')} on the CPU would still fit into the memory of"
         f" {' and '.join(rooms)}."
     )
-    return what, share, f"Load it with --gpu-layers {known.gpu_layers + more + len(found)}."
+    return what, share, f"Load the model with --gpu-layers {known.gpu_layers + more + len(found)}."

@@ -362,7 +362,7 @@ def test_layers_still_fit_if_what_is_free_has_room_for_them(
         assert found is not None
         assert found.share == pytest.approx(own / 145)
         assert found.what.startswith("1 layer on the CPU would still fit")
-        assert found.advice == "Load it with --gpu-layers 3."
+        assert found.advice == "Load the model with --gpu-layers 3."
 
 
 def test_no_other_session_has_findings_about_devices(tmp_path: Path) -> None:
