@@ -65,6 +65,21 @@ def test_every_request_has_the_tokens_that_the_server_names(
         assert (request.prompt, request.reused) == (timings["prompt_n"], timings["cache_n"])
 
 
+@pytest.mark.parametrize("clients", [1, 32])
+def test_one_client_or_many_are_recorded_alike(
+    demo_model: Path, tmp_path: Path, clients: int
+) -> None:
+    prompts = [[f"Once upon a time {'there was a cat ' * (i % 5)}"] * EACH for i in range(clients)]
+    tokens = [[8 + EACH * i + k for k in range(EACH)] for i in range(clients)]
+    log = tmp_path / "server.log"
+    with llama_server(demo_model, log, "-c", "2048", "-np", "4") as server:
+        answers = server.complete_all(prompts, tokens)
+    _, found = find_requests(load_session(log))
+    ours = sorted((len(of.token_times), of.prompt, of.reused) for of in found)
+    timings = [answer.timings for answer in answers]
+    assert ours == sorted((of["predicted_n"], of["prompt_n"], of["cache_n"]) for of in timings)
+
+
 def test_sums_are_those_of_the_metrics(served: Served, requests: dict[int, Request]) -> None:
     metrics = served[2]
     assert sum(requests) == metrics["tokens_predicted_total"]
