@@ -319,7 +319,7 @@ RUNS = [line for page in PAGES for line in lines_of(page) if " --device Vulkan0"
 
 
 def on_lavapipe(*options: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The command of the pages. Some of these processes end on Mesa 22.3, for a reason not known: again."""
+    """The command of the pages, again if Mesa 22.3 ends: the cause is not known."""
     words = [sys.executable, "-m", "tests.programs.probe_device", *options]
     for _ in range(8):
         done = subprocess.run(
