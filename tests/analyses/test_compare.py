@@ -196,10 +196,11 @@ def test_a_disturbed_machine_is_named_as_diff_names_it_and_is_noise(
     ]
     assert "lost 30 % of its CPU time to other work" in named[0]
     plain = candidate("Q8_0")
-    intervals = []
+    taken, intervals = [], []
     for sessions, who in (
         ([quiet], None),
         ([busy], "Q8_0: "),
+        ([quiet, quiet], None),
         ([quiet, busy], "Q8_0, 1 of 2 logs: "),
     ):
         first, other = (replace(plain, sessions=of) for of in ([quiet], sessions))
@@ -208,11 +209,14 @@ def test_a_disturbed_machine_is_named_as_diff_names_it_and_is_noise(
         ]
         assert notes == [note.replace("B: ", who) for note in named if who]
         pair = Pair(first, other)
+        taken.append(pair.phases["decode"][1].taken)
         ratio, tensor = pair.step_ratio("decode"), pair.tensors()[5].times["decode"].ratio
         intervals.append([math.log(of.high / of.value) for of in (ratio, tensor)])
     # one of two sessions: half of the time
-    for one, none, half in zip(intervals[1], intervals[0], intervals[2], strict=True):
-        assert none < half < one
+    assert taken == pytest.approx([0, 0.3, 0, 0.15])
+    for none, one, two, half in zip(*intervals, strict=True):
+        assert none < one
+        assert two < half
         assert one > -math.log(1 - 0.3)
 
 
