@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -145,6 +146,9 @@ def import_all() -> None:
                 importlib.import_module(name)
     # it may start threads, which a forked process does not have
     assert "llama_cpp" not in sys.modules
+    # a collection in a child looks at its own objects alone, and copies no page of the others
+    gc.collect()
+    gc.freeze()
 
 
 def serve() -> None:
