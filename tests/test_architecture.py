@@ -32,6 +32,10 @@ BELOW: dict[str, set[str]] = {
     "converters.scheduling": {"converters.exports", "log", "prediction", "report"},
     "converters.fleet": {"converters.analyses", "converters.exports", "log", "report"},
     "converters.live": {"log", "report"},
+    "recipe": {
+        "converters.analyses", "diverge", "lab", "llama", "log", "model", "prediction", "recording",
+        "report",
+    },
     "run": {"converters.analyses", "debugger", "lab", "llama", "log", "model", "recording"},
     "converters.notebook": {
         "converters.analyses", "converters.exports", "log", "prediction", "report",
@@ -69,7 +73,7 @@ LIBRARIES: dict[str, str | tuple[str, ...]] = {
     "distributed": "llamacpp_instr.converters.fleet.collect",
     "duckdb": "llamacpp_instr.converters.fleet.",
     "fsspec": "llamacpp_instr.converters.fleet.collect",
-    "ortools": "llamacpp_instr.converters.scheduling.optimum",
+    "ortools": ("llamacpp_instr.converters.scheduling.optimum", "llamacpp_instr.recipe.choose"),
     "pandas": ("llamacpp_instr.converters.exports.table", "llamacpp_instr.converters.notebook"),
     "perfetto": "llamacpp_instr.converters.exports.perfetto.",
     # for files without a name: its directories outlive a process that is killed

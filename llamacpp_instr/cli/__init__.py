@@ -66,6 +66,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "validate": "Check every op, or every layer, of a model.",
         "memory": "Print the memory that a model takes, or that a log recorded.",
         "quantize": "Quantize a model, or print the sizes that it would have.",
+        "recipe": "Choose a quantization, or the type of each tensor.",
         "quality": "Compare quantized models with the model they come from.",
         "diverge": "Find where two models part, op by op, and why.",
         "blocks": "Print the blocks of a quantized tensor of a model.",

@@ -80,6 +80,8 @@ class Outputs:
     """tokens of a chunk"""
     seed: int | None
     """of the text that the reference wrote; None if a text was given"""
+    kl: Sequence[Floats] = ()
+    """(tokens,) in nats, of each candidate"""
 
 
 class Scores:
@@ -116,6 +118,10 @@ class Scores:
     def perplexity(self) -> Estimate:
         """The perplexity of the reference."""
         return _exp(_mean(np.concatenate(self._nll)))
+
+    def kl(self) -> list[Floats]:
+        """(tokens,) the KL divergence of each candidate, in nats."""
+        return [np.concatenate([of[1] for of in kept]) for kept in self._candidates]
 
     def divergences(self) -> list[Divergence]:
         """The divergence of each candidate, in order."""

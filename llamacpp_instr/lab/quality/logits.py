@@ -218,6 +218,7 @@ def compare_outputs(
         n_chunks=n_chunks,
         ctx=ctx,
         seed=options.seed if cut is None else None,
+        kl=scores.kl(),
     )
 
 

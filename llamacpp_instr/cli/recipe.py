@@ -1,0 +1,107 @@
+"""The command `instr recipe`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from click import FloatRange, IntRange
+
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.cli import options as cli
+
+
+@cli.command(
+    "instr recipe model-F16.gguf                            # which type?",
+    "instr recipe model-F16.gguf --bpw 4.8 -o model.gguf    # a mixture of types",
+    "instr recipe model-F16.gguf --recipe model.json -o again.gguf",
+)
+def recipe(
+    model: str = cli.argument(),
+    size: int | None = cli.option(
+        "Bytes of the file at most, such as 4.5GB.", "SIZE", callback=cli.bytes_of_size
+    ),
+    bpw: float | None = cli.option(
+        "Bits per weight at most.", "BITS", FloatRange(0, 64, min_open=True)
+    ),
+    from_recipe: str | None = cli.option(
+        "Make the model of this recipe again; measure nothing.", "--recipe FILE"
+    ),
+    imatrix: str | None = cli.option("Importance matrix for the quantizer.", "FILE"),
+    text: str | None = cli.option(
+        "Text to measure on: effects on its first half, results on its second; - is standard "
+        "input.  [default: MODEL generates both]",
+        "FILE",
+    ),
+    chunks: int = cli.option(
+        "Chunks of 512 tokens of each text, at most.", "N", IntRange(1, 1024), default=8
+    ),
+    threads: int | None = cli.THREADS,
+    output: str | None = cli.option(
+        "With a bound or --recipe: the model to write. Without: the report.", "-o --output FILE"
+    ),
+    report: cli.ReportOutput = cli.FORM,
+    force: bool = cli.FORCE,
+) -> None:
+    """Without a bound, it compares llama.cpp's own types of MODEL: size, speed, memory, KL
+    divergence from MODEL and perplexity. It marks the types that another one beats in everything,
+    and recommends one. Speed and memory are predictions, if `instr probe` has measured this
+    machine.
+
+    With a bound it finds the types of the tensors that cost least KL divergence. It measures the
+    error of each tensor in each type, and the effect on the output of groups of tensors. The model
+    is written to FILE.gguf, the types to FILE.types.txt, which llama-quantize --tensor-type-file
+    reads, and everything that makes the same model again to FILE.json. Then the model is compared
+    with llama.cpp's own types of about its size, on text that was not used to choose.
+
+    What was measured is kept: another bound, or a run after Ctrl-C, does not measure it again.
+
+    MODEL is a GGUF file, ideally in F16, BF16 or F32, the first part of a split model, or demo for
+    the demo model.
+    """
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.recipe.make import read_recipe
+    from llamacpp_instr.recipe.report import recipe_reports, size_chart, type_reports
+    from llamacpp_instr.recipe.run import (
+        FileBound,
+        compare_types,
+        find_recipe,
+        make_again,
+        options_for,
+    )
+    from llamacpp_instr.recipe.verify import split_text
+
+    bounds = [name for name, of in (("--size", size), ("--bpw", bpw)) if of is not None]
+    if len(bounds) > 1:
+        raise UsageError("--size and --bpw are one bound; leave one out")
+    makes = bool(bounds) or from_recipe is not None
+    if bounds and from_recipe is not None:
+        raise UsageError(f"{bounds[0]} has no effect with --recipe; leave one out")
+    if makes and (output is None or not output.endswith(".gguf")):
+        raise UsageError("name the model to write with -o FILE.gguf")
+    if from_recipe is not None and (text is not None or report.flag is not None):
+        raise UsageError("--recipe makes a model and reports nothing; leave out --text and formats")
+    report = replace(report, path="-" if makes or output is None else output, force=force)
+    report.check(model, imatrix, text, from_recipe)
+    source = load_model_file(model)
+    options = options_for(source, Path(imatrix) if imatrix else None, threads)
+    if from_recipe is not None:
+        make_again(source, read_recipe(Path(from_recipe)), options, Path(str(output)), force)
+        return
+    words = None if text is None else cli.read_text(text)
+    texts = split_text(source, words, chunks, threads)
+    where = "the second half of " + ("standard input" if text == "-" else str(text))
+    if text is None:
+        where = f"text that {source.path.name} wrote"
+    note = f"Measured on {where}, at most {chunks} chunks of {texts[1].ctx} tokens."
+    if not makes:
+        found = compare_types(source, options, texts[1])
+        reports = type_reports(found.models, found.perplexity, [], note)
+        chart = size_chart(found.models, f"Types of {source.path.name}")
+    else:
+        bound = FileBound(size, bpw)
+        found = find_recipe(source, options, texts, bound, Path(str(output)), force)
+        assert found.measured is not None
+        reports = recipe_reports(found.models, found.perplexity, found.measured, note, found.gap)
+        chart = size_chart(found.models, f"{Path(str(output)).name} and types of llama.cpp")
+    report.write(reports, charts=[chart], title=f"Recipe of {source.path.name}")

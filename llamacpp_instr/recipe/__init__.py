@@ -1,0 +1,1 @@
+"""Which type each tensor of a model should have, by measurement."""

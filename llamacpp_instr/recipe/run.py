@@ -1,0 +1,221 @@
+"""What `instr recipe` does: compares llama.cpp's types, finds a mixture within bounds, or makes a
+model by a recipe again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.output import check_output, open_output
+from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.terminal import notice, progress_bar
+from llamacpp_instr.lab.quality.divergence import Estimate
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions
+from llamacpp_instr.lab.quantize.runner import Quantizer
+from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.recipe.choose import Bounds, Chosen, choose, nearest
+from llamacpp_instr.recipe.make import (
+    VERSION,
+    Recipe,
+    planned,
+    recipe_json,
+    tensor_type_file,
+)
+from llamacpp_instr.recipe.measure import Calibration, Measured, measure
+from llamacpp_instr.recipe.verify import (
+    STANDARD,
+    Verified,
+    neighbours,
+    quantized,
+    verify,
+)
+
+_PADDING = 32
+"""bytes: GGUF aligns tensors to them"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Models beside the one that they were made from."""
+
+    models: list[Verified]
+    perplexity: Estimate
+    """of the original"""
+    measured: Measured | None = None
+    gap: float = 0.0
+    """by how many nats a better mixture might be better"""
+
+
+@dataclass(frozen=True)
+class FileBound:
+    """What the file may take at most; one of both."""
+
+    n_bytes: int | None
+    bits_per_weight: float | None
+
+    def of(self, plan: QuantizationPlan) -> int:
+        """Bytes of the file; its header is that of the plan."""
+        if self.n_bytes is not None:
+            return self.n_bytes
+        assert self.bits_per_weight is not None
+        return plan.header_bytes + int(self.bits_per_weight * plan.n_elements / 8)
+
+
+def options_for(source: ModelFile, imatrix: Path | None, threads: int | None) -> QuantizeOptions:
+    """The quantizer's options. Prints a notice if the model is already quantized."""
+    again = [weight for weight in source.weights if weight.type.is_quantized]
+    if again:
+        notice(
+            f"{source.path} is already quantized ({again[0].name} is {again[0].type}): errors add"
+            " up, and all figures are against this file, not against what it was made from"
+        )
+    return QuantizeOptions(imatrix=imatrix, allow_requantize=bool(again), threads=threads or 0)
+
+
+def compare_types(source: ModelFile, options: QuantizeOptions, text: Calibration) -> Found:
+    """llama.cpp's own types of a model, verified on the text."""
+    with Quantizer(source, options) as quantizer:
+        plans = standard_plans(quantizer)
+        return Found(*_verified(quantizer, plans, text, {}))
+
+
+def standard_plans(quantizer: Quantizer) -> list[QuantizationPlan]:
+    """The plans of STANDARD; without those that need an importance matrix if there is none."""
+    plans = [quantizer.plan(name) for name in STANDARD]
+    return [plan for plan in plans if quantizer.imatrix or not plan.needs_imatrix]
+
+
+def find_recipe(
+    source: ModelFile,
+    options: QuantizeOptions,
+    texts: tuple[Calibration, Calibration],
+    bound: FileBound,
+    output: Path,
+    force: bool,
+) -> Found:
+    """The mixture within the bound with the least predicted KL divergence. It is written to
+    `output`, with the files that say how to make it beside it, and verified on the second text.
+    Raises `UsageError` if nothing is that small."""
+    handed = [output.with_suffix(suffix) for suffix in (".types.txt", ".json")]
+    for path in handed:
+        check_output(path, force)
+    with (
+        progress_bar(f"Measuring errors of {source.path.name}") as on_errors,
+        progress_bar("Measuring effects on the output") as on_effects,
+    ):
+        measured = measure(source, options, texts[0], on_errors, on_effects)
+    with ExitStack() as stack:
+        plain = stack.enter_context(Quantizer(source, options))
+        plans = standard_plans(plain)
+        n_bytes = bound.of(plans[0])
+        base = min(plans, key=lambda plan: abs(plan.file_bytes - n_bytes))
+        chosen = _choose(measured, base, n_bytes)
+        recipe = _recipe(measured, chosen, base, options)
+        quantizer, plan = stack.enter_context(planned(source, recipe, options))
+        with progress_bar(f"Quantizing {source.path.name}") as on_progress:
+            quantizer.write([plan], [output], force=force, on_progress=on_progress)
+        types = {name: BY_NAME[of] for name, of in recipe.tensors.items()}
+        for path, content in zip(
+            handed, (tensor_type_file(types), recipe_json(recipe)), strict=True
+        ):
+            with open_output(path, force) as file:
+                file.write(content)
+        others = neighbours(plans, plan.file_bytes)
+        made = {output.stem: (load_model_file(output), plan)}
+        models, perplexity = _verified(plain, others, texts[1], made)
+    models = [replace(of, predicted=_predicted(measured, of.plan)) for of in models]
+    return Found(models, perplexity, measured, chosen.gap)
+
+
+def make_again(
+    source: ModelFile, recipe: Recipe, options: QuantizeOptions, output: Path, force: bool
+) -> QuantizationPlan:
+    """Writes the model of a recipe; returns its plan."""
+    with (
+        planned(source, recipe, options) as (quantizer, plan),
+        progress_bar(f"Quantizing {source.path.name}") as on_progress,
+    ):
+        quantizer.write([plan], [output], force=force, on_progress=on_progress)
+    return plan
+
+
+def _choose(measured: Measured, base: QuantizationPlan, n_bytes: int) -> Chosen:
+    """The choices of the tensors that were measured; the others are as in the base type."""
+    names = list(measured.choices)
+    padded = [
+        [
+            replace(of, n_bytes=-(-of.n_bytes // _PADDING) * _PADDING)
+            for of in measured.choices[name]
+        ]
+        for name in names
+    ]
+    planned = {tensor.name: tensor for tensor in base.tensors}
+    free = sum(-(-planned[name].n_bytes // _PADDING) * _PADDING for name in names)
+    fixed = base.file_bytes - free
+    bounds = Bounds(n_bytes - fixed)
+    chosen = choose(padded, bounds)
+    if chosen is None:
+        raise UsageError(
+            f"no mixture takes at most {n_bytes:,} bytes: {nearest(padded, bounds)}, and"
+            f" {fixed:,} bytes of the file stay as they are"
+        )
+    return chosen
+
+
+def _recipe(
+    measured: Measured, chosen: Chosen, base: QuantizationPlan, options: QuantizeOptions
+) -> Recipe:
+    pairs = zip(measured.choices.items(), chosen.choices, strict=True)
+    return Recipe(
+        VERSION,
+        measured.source.path.name,
+        measured.source.n_bytes,
+        base.file_type,
+        {name: choices[i].type.name for (name, choices), i in pairs},
+        options.imatrix.name if options.imatrix else None,
+    )
+
+
+def _predicted(measured: Measured, plan: QuantizationPlan) -> float | None:
+    """The KL divergence by the effects of the tensors; None if one has a type that was not
+    measured."""
+    total = 0.0
+    for tensor in plan.tensors:
+        choices = measured.choices.get(tensor.name)
+        if choices is None:
+            continue
+        kl = next((of.kl for of in choices if of.type == tensor.type), None)
+        if kl is None:
+            return None
+        total += kl
+    return total
+
+
+def _verified(
+    quantizer: Quantizer,
+    plans: Sequence[QuantizationPlan],
+    text: Calibration,
+    made: dict[str, tuple[ModelFile, QuantizationPlan]],
+) -> tuple[list[Verified], Estimate]:
+    """The models that are made already, and those of the plans, on the text."""
+    source = quantizer.source
+    with temporary_directory("instr-recipe-") as folder:
+        with progress_bar(f"Quantizing {source.path.name}") as on_progress:
+            paths = [quantized(folder, plan) for plan in plans]
+            quantizer.write(plans, paths, on_progress=on_progress)
+        every = made | {
+            plan.file_type: (load_model_file(path), plan)
+            for plan, path in zip(plans, paths, strict=True)
+        }
+        with progress_bar("Comparing outputs") as on_progress:
+            files = [file for file, _ in every.values()]
+            perplexity, outputs = verify(source, files, text, on_progress)
+    models = [
+        Verified(name, plan, divergence, kl, None)
+        for (name, (_, plan)), (divergence, kl) in zip(every.items(), outputs, strict=True)
+    ]
+    return models, perplexity

@@ -1,0 +1,105 @@
+"""Models beside the one that they were made from, on text that was not used to choose: a recipe
+beside llama.cpp's own types of about its size, or all of these types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import OnProgress
+from llamacpp_instr.lab.quality.divergence import Divergence, Estimate, Floats
+from llamacpp_instr.lab.quality.logits import DEFAULT_CTX, OutputOptions, compare_outputs
+from llamacpp_instr.lab.quantize.plan import QuantizationPlan
+from llamacpp_instr.llama.generate import tokenize
+from llamacpp_instr.model.file import ModelFile
+from llamacpp_instr.recipe.measure import SEED, Calibration
+
+STANDARD = (
+    "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "IQ4_XS", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K",
+    "Q8_0",
+)  # fmt: skip
+"""llama.cpp's own types that a recipe is compared with"""
+
+_OTHER_SEED = 1 << 20
+"""far from those of the text that effects are measured on"""
+_LEAST_CTX = 8
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A model on the text for verification."""
+
+    name: str
+    plan: QuantizationPlan
+    outputs: Divergence
+    kl: Floats
+    """(tokens,) in nats"""
+    predicted: float | None
+    """the KL divergence by the effects of its tensors, in nats; None if some were not measured"""
+
+
+def split_text(
+    source: ModelFile, text: str | None, chunks: int, threads: int | None
+) -> tuple[Calibration, Calibration]:
+    """What effects are measured on, and what the result is verified on: the halves of a text, or
+    two texts that the model writes. Raises `UsageError` for a text that is too short."""
+    ctx = min(DEFAULT_CTX, source.trained_tokens or DEFAULT_CTX)
+    if text is None:
+        return (Calibration(None, ctx, chunks, threads),) * 2
+    middle = text.find(" ", len(text) // 2)
+    halves = [text[:middle], text[middle:]] if middle > 0 else [text, ""]
+    least = min(map(len, tokenize(source.path, halves, parse_special=False)))
+    if least < 2 * _LEAST_CTX:
+        raise UsageError(
+            f"half of the text has {least} tokens; at least {2 * _LEAST_CTX} are needed, and a few"
+            " thousand are good"
+        )
+    ctx = min(ctx, least // 2)
+    first, second = (Calibration(half, ctx, chunks, threads) for half in halves)
+    return first, second
+
+
+def verify(
+    source: ModelFile,
+    candidates: Sequence[ModelFile],
+    text: Calibration,
+    on_progress: OnProgress,
+) -> tuple[Estimate, list[tuple[Divergence, Floats]]]:
+    """The perplexity of the source, and the divergence of each candidate: its figures, and
+    (tokens,) KL divergences in nats. One candidate is in memory at a time."""
+    options = OutputOptions(
+        ctx=text.ctx, chunks=text.chunks, threads=text.threads, seed=SEED + _OTHER_SEED
+    )
+    found = []
+    for done, candidate in enumerate(candidates):
+
+        def advance(n: int, total: int, done: int = done) -> None:
+            on_progress(done * total + n, len(candidates) * total)
+
+        outputs = compare_outputs([source, candidate], text.text, options, advance)
+        found.append((outputs.divergences[0], outputs.kl[0]))
+    return outputs.perplexity, found
+
+
+def difference(one: Floats, other: Floats) -> Estimate:
+    """The mean of one's KL divergence less the other's on the same tokens, with its standard
+    error."""
+    d = one.astype(np.float64) - other
+    return Estimate(float(d.mean()), float(d.std(ddof=1) / np.sqrt(len(d))))
+
+
+def neighbours(plans: Sequence[QuantizationPlan], n_bytes: int) -> list[QuantizationPlan]:
+    """The largest that takes at most as many bytes, and the smallest that takes more."""
+    by_size = sorted(plans, key=lambda plan: plan.file_bytes)
+    below = [plan for plan in by_size if plan.file_bytes <= n_bytes]
+    above = [plan for plan in by_size if plan.file_bytes > n_bytes]
+    return below[-1:] + above[:1]
+
+
+def quantized(folder: Path, plan: QuantizationPlan) -> Path:
+    """Where a model of this plan is written in a folder."""
+    return folder / f"{plan.file_type}.gguf"
