@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -176,10 +177,10 @@ def bytes_of_size(_ctx: click.Context, _param: click.Parameter, value: str | Non
     """Bytes of a size such as 500MB, for an option; at least 1MB."""
     if value is None:
         return None
-    match = re.fullmatch(r"(\d{1,19})\s*(|KB|MB|GB|TB)", value.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,19}(?:\.\d{1,9})?)\s*(|KB|MB|GB|TB)", value.strip(), re.IGNORECASE)
     if match is None:
         raise click.BadParameter(f"{value!r} is not a size; write it like 500MB or 2GB")
-    n_bytes: int = int(match[1]) * 1000 ** ("", "KB", "MB", "GB", "TB").index(match[2].upper())
+    n_bytes = int(Decimal(match[1]) * 1000 ** ("", "KB", "MB", "GB", "TB").index(match[2].upper()))
     # every part of a rotated log repeats the models and the graphs, which would fill smaller parts
     if not 10**6 <= n_bytes < 2**63:
         raise click.BadParameter(f"{value!r} is not between 1MB and 9000000TB")

@@ -24,6 +24,24 @@ def recipe(
     bpw: float | None = cli.option(
         "Bits per weight at most.", "BITS", FloatRange(0, 64, min_open=True)
     ),
+    memory: int | None = cli.option(
+        "Bytes of memory at most, with a context of --ctx tokens.",
+        "SIZE",
+        callback=cli.bytes_of_size,
+    ),
+    ctx: int | None = cli.option(
+        "Tokens of that context.  [default: as `instr run` has them]",
+        "TOKENS",
+        IntRange(1, 1 << 24),
+    ),
+    speed: float | None = cli.option(
+        "Tokens per second to decode at least, as `instr predict` predicts them.",
+        "TOKENS",
+        FloatRange(0, min_open=True),
+    ),
+    machine: str | None = cli.option(
+        "A file of `instr probe`, for speeds.  [default: the one in the user's cache]", "FILE"
+    ),
     from_recipe: str | None = cli.option(
         "Make the model of this recipe again; measure nothing.", "--recipe FILE"
     ),
@@ -59,21 +77,22 @@ def recipe(
     MODEL is a GGUF file, ideally in F16, BF16 or F32, the first part of a split model, or demo for
     the demo model.
     """
+    from llamacpp_instr.llama.threads import default_threads
     from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.prediction.probe.file import known_probe, read_probe
     from llamacpp_instr.recipe.make import read_recipe
     from llamacpp_instr.recipe.report import recipe_reports, size_chart, type_reports
     from llamacpp_instr.recipe.run import (
-        FileBound,
+        Limits,
         compare_types,
         find_recipe,
         make_again,
         options_for,
     )
-    from llamacpp_instr.recipe.verify import split_text
+    from llamacpp_instr.recipe.speed import Machine, predict_types
+    from llamacpp_instr.recipe.verify import STANDARD, split_text
 
-    bounds = [name for name, of in (("--size", size), ("--bpw", bpw)) if of is not None]
-    if len(bounds) > 1:
-        raise UsageError("--size and --bpw are one bound; leave one out")
+    bounds = cli.given_options("size", "bpw", "memory", "speed")
     makes = bool(bounds) or from_recipe is not None
     if bounds and from_recipe is not None:
         raise UsageError(f"{bounds[0]} has no effect with --recipe; leave one out")
@@ -81,8 +100,12 @@ def recipe(
         raise UsageError("name the model to write with -o FILE.gguf")
     if from_recipe is not None and (text is not None or report.flag is not None):
         raise UsageError("--recipe makes a model and reports nothing; leave out --text and formats")
+    if ctx is not None and memory is None:
+        raise UsageError("--ctx is the context of --memory; give both")
+    probe = read_probe(machine) if machine is not None or speed is not None else known_probe()
+    predictor = Machine(probe, threads or default_threads()) if probe is not None else None
     report = replace(report, path="-" if makes or output is None else output, force=force)
-    report.check(model, imatrix, text, from_recipe)
+    report.check(model, imatrix, text, from_recipe, machine)
     source = load_model_file(model)
     options = options_for(source, Path(imatrix) if imatrix else None, threads)
     if from_recipe is not None:
@@ -96,11 +119,12 @@ def recipe(
     note = f"Measured on {where}, at most {chunks} chunks of {texts[1].ctx} tokens."
     if not makes:
         found = compare_types(source, options, texts[1])
-        reports = type_reports(found.models, found.perplexity, [], note)
+        cases = [] if predictor is None else predict_types(source, STANDARD, predictor)
+        reports = type_reports(found.models, found.perplexity, cases, note)
         chart = size_chart(found.models, f"Types of {source.path.name}")
     else:
-        bound = FileBound(size, bpw)
-        found = find_recipe(source, options, texts, bound, Path(str(output)), force)
+        limits = Limits(size, bpw, memory, ctx, speed, predictor)
+        found = find_recipe(source, options, texts, limits, Path(str(output)), force)
         assert found.measured is not None
         reports = recipe_reports(found.models, found.perplexity, found.measured, note, found.gap)
         chart = size_chart(found.models, f"{Path(str(output)).name} and types of llama.cpp")

@@ -1,1 +1,1 @@
-"""Which type each tensor of a model should have, by measurement."""
+"""Which type each tensor should have: effects on the output, errors, and the best mixture."""

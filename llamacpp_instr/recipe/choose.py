@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need
 from llamacpp_instr.recipe.measure import Choice
 
@@ -78,12 +77,19 @@ def choose(tensors: Sequence[Sequence[Choice]], bounds: Bounds) -> Chosen | None
     return Chosen(found, kl, gap / scale if scale else 0.0)
 
 
-def nearest(tensors: Sequence[Sequence[Choice]], bounds: Bounds) -> str:
-    """What no choice reaches, with the nearest that one does."""
+def nearest(tensors: Sequence[Sequence[Choice]], bounds: Bounds, fixed: int) -> str:
+    """Why nothing is within the bounds, with the nearest that is possible. `fixed` are bytes of the
+    file that no choice changes."""
     smallest = sum(min(of.n_bytes for of in choices) for choices in tensors)
     fastest = sum(min(of.ns for of in choices) for choices in tensors)
     if bounds.n_bytes is not None and smallest > bounds.n_bytes:
-        return f"the smallest mixture takes {smallest:,} bytes"
+        return (
+            f"the smallest file has {smallest + fixed:,} bytes, and"
+            f" {max(bounds.n_bytes + fixed, 0):,} are left for it"
+        )
     if bounds.ns is not None and fastest > bounds.ns:
-        return f"the fastest mixture takes {fastest / 1e6:.3g} ms"
-    raise UsageError("no mixture is both small and fast enough; relax one of the bounds")
+        return (
+            f"the fastest mixture reads its weights in {fastest / 1e6:.3g} ms for each token, and"
+            f" {max(bounds.ns, 0) / 1e6:.3g} ms are left for that"
+        )
+    return "none is both small and fast enough; relax one of the limits"

@@ -13,7 +13,7 @@ importance matrix and library finds it there.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -120,6 +120,14 @@ class Measured:
     """in nats, with all groups at once"""
     plans: list[QuantizationPlan] = field(default_factory=list)
     """of PURE"""
+
+    def with_times(self, times: Mapping[str, Mapping[str, float]]) -> Measured:
+        """With the ns that each tensor takes in each type; 0 for one that no product reads."""
+        choices = {
+            name: [replace(of, ns=times.get(name, {}).get(of.type.name, 0.0)) for of in choices]
+            for name, choices in self.choices.items()
+        }
+        return replace(self, choices=choices)
 
 
 def group_tensors(tensors: Sequence[Weight], most: int = MOST_GROUPS) -> dict[str, tuple[str, ...]]:

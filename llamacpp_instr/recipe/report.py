@@ -168,6 +168,8 @@ def _verdict(recipe: Verified, other: Verified) -> str:
         return f"With {size}, it diverges as much: the 95 % interval of the difference includes 0."
     factor = other.outputs.kl.value / recipe.outputs.kl.value
     how = "less" if apart.value > 0 else "more"
+    if not recipe.outputs.kl.value > 0:
+        return f"With {size}, it diverges {how}."
     factor = other.outputs.kl.value / recipe.outputs.kl.value
     its = f"the KL divergence of {other.name} is {factor:.2f} times as large"
     return f"With {size}, it diverges {how}: {its}."

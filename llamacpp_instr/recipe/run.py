@@ -4,12 +4,11 @@ model by a recipe again."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.output import check_output, open_output
+from llamacpp_instr.base.output import check_model_output, check_output, open_output
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import notice, progress_bar
 from llamacpp_instr.lab.quality.divergence import Estimate
@@ -26,6 +25,7 @@ from llamacpp_instr.recipe.make import (
     tensor_type_file,
 )
 from llamacpp_instr.recipe.measure import Calibration, Measured, measure
+from llamacpp_instr.recipe.speed import Machine, context_memory, predict_decode, tensor_times
 from llamacpp_instr.recipe.verify import (
     STANDARD,
     Verified,
@@ -51,18 +51,26 @@ class Found:
 
 
 @dataclass(frozen=True)
-class FileBound:
-    """What the file may take at most; one of both."""
+class Limits:
+    """What the model may take; None: no limit. At least one is given."""
 
-    n_bytes: int | None
-    bits_per_weight: float | None
+    size: int | None = None
+    """bytes of the file"""
+    bpw: float | None = None
+    """bits per weight"""
+    memory: int | None = None
+    """bytes of a context of `ctx` tokens, with the weights"""
+    ctx: int | None = None
+    speed: float | None = None
+    """decoded tokens per second, at least; `machine` predicts them"""
+    machine: Machine | None = None
 
-    def of(self, plan: QuantizationPlan) -> int:
-        """Bytes of the file; its header is that of the plan."""
-        if self.n_bytes is not None:
-            return self.n_bytes
-        assert self.bits_per_weight is not None
-        return plan.header_bytes + int(self.bits_per_weight * plan.n_elements / 8)
+    def file_bytes(self, plan: QuantizationPlan) -> int | None:
+        """Bytes of the file by `size` and `bpw`; its header is that of the plan."""
+        of_bits = None
+        if self.bpw is not None:
+            of_bits = plan.header_bytes + int(self.bpw * plan.n_elements / 8)
+        return min((of for of in (self.size, of_bits) if of is not None), default=None)
 
 
 def options_for(source: ModelFile, imatrix: Path | None, threads: int | None) -> QuantizeOptions:
@@ -93,14 +101,15 @@ def find_recipe(
     source: ModelFile,
     options: QuantizeOptions,
     texts: tuple[Calibration, Calibration],
-    bound: FileBound,
+    limits: Limits,
     output: Path,
     force: bool,
 ) -> Found:
-    """The mixture within the bound with the least predicted KL divergence. It is written to
+    """The mixture within the limits with the least predicted KL divergence. It is written to
     `output`, with the files that say how to make it beside it, and verified on the second text.
-    Raises `UsageError` if nothing is that small."""
+    Raises `UsageError` if nothing is within the limits."""
     handed = [output.with_suffix(suffix) for suffix in (".types.txt", ".json")]
+    check_model_output(output, force)
     for path in handed:
         check_output(path, force)
     with (
@@ -108,16 +117,10 @@ def find_recipe(
         progress_bar("Measuring effects on the output") as on_effects,
     ):
         measured = measure(source, options, texts[0], on_errors, on_effects)
-    with ExitStack() as stack:
-        plain = stack.enter_context(Quantizer(source, options))
+    with Quantizer(source, options) as plain:
         plans = standard_plans(plain)
-        n_bytes = bound.of(plans[0])
-        base = min(plans, key=lambda plan: abs(plan.file_bytes - n_bytes))
-        chosen = _choose(measured, base, n_bytes)
-        recipe = _recipe(measured, chosen, base, options)
-        quantizer, plan = stack.enter_context(planned(source, recipe, options))
-        with progress_bar(f"Quantizing {source.path.name}") as on_progress:
-            quantizer.write([plan], [output], force=force, on_progress=on_progress)
+        recipe, gap = choose_types(measured, plans, options, limits)
+        plan = make_again(source, recipe, options, output, force)
         types = {name: BY_NAME[of] for name, of in recipe.tensors.items()}
         for path, content in zip(
             handed, (tensor_type_file(types), recipe_json(recipe)), strict=True
@@ -127,8 +130,55 @@ def find_recipe(
         others = neighbours(plans, plan.file_bytes)
         made = {output.stem: (load_model_file(output), plan)}
         models, perplexity = _verified(plain, others, texts[1], made)
-    models = [replace(of, predicted=_predicted(measured, of.plan)) for of in models]
-    return Found(models, perplexity, measured, chosen.gap)
+    models = [replace(of, predicted=predicted_kl(measured, of.plan)) for of in models]
+    return Found(models, perplexity, measured, gap)
+
+
+_TRIES = 5
+
+
+def choose_types(
+    measured: Measured, plans: Sequence[QuantizationPlan], options: QuantizeOptions, limits: Limits
+) -> tuple[Recipe, float]:
+    """The recipe within the limits, and by how many nats a better one might be better. `plans` are
+    those of llama.cpp's types; the nearest has the tensors that were not measured. Memory and speed
+    of a mixture are no sums of those of its tensors to the last byte: what a mixture takes beyond a
+    limit tightens the bound of the next. Raises `UsageError` if nothing is within the limits."""
+    source, machine = measured.source, limits.machine
+    file_bytes = limits.file_bytes(plans[0])
+    ns = None
+    if machine is not None and limits.speed is not None:
+        times, rest = tensor_times(source, measured.plans, machine)
+        measured = measured.with_times(times)
+        ns = 1e9 / limits.speed - rest
+    if limits.memory is not None:
+        beside = context_memory(source, plans[0], limits.ctx) - plans[0].file_bytes
+        of_memory = limits.memory - beside
+        if of_memory <= 0:
+            raise UsageError(
+                f"no mixture is within {limits.memory:,} bytes of memory: the context takes"
+                f" {beside:,} beside the weights; a smaller --ctx needs less"
+            )
+        file_bytes = of_memory if file_bytes is None else min(file_bytes, of_memory)
+    for _ in range(_TRIES):
+        at = source.n_bytes if file_bytes is None else file_bytes
+        base = min(plans, key=lambda plan: abs(plan.file_bytes - at))
+        chosen = _choose(measured, base, file_bytes, ns)
+        recipe = _recipe(measured, chosen, base, options)
+        with planned(source, recipe, options) as (_, plan):
+            pass
+        too_large = too_slow = 0.0
+        if limits.memory is not None:
+            too_large = context_memory(source, plan, limits.ctx) - limits.memory
+        if ns is not None and machine is not None and limits.speed is not None:
+            too_slow = predict_decode(source, plan, machine) - 1e9 / limits.speed
+        if too_large <= 0 and too_slow <= 0:
+            return recipe, chosen.gap
+        if too_large > 0 and file_bytes is not None:
+            file_bytes -= int(too_large)
+        if too_slow > 0 and ns is not None:
+            ns -= too_slow
+    raise UsageError("no mixture was found within the limits of memory and speed; relax one")
 
 
 def make_again(
@@ -143,27 +193,25 @@ def make_again(
     return plan
 
 
-def _choose(measured: Measured, base: QuantizationPlan, n_bytes: int) -> Chosen:
+def _choose(
+    measured: Measured, base: QuantizationPlan, n_bytes: int | None, ns: float | None
+) -> Chosen:
     """The choices of the tensors that were measured; the others are as in the base type."""
     names = list(measured.choices)
     padded = [
-        [
-            replace(of, n_bytes=-(-of.n_bytes // _PADDING) * _PADDING)
-            for of in measured.choices[name]
-        ]
-        for name in names
+        [replace(of, n_bytes=_padded(of.n_bytes)) for of in measured.choices[n]] for n in names
     ]
-    planned = {tensor.name: tensor for tensor in base.tensors}
-    free = sum(-(-planned[name].n_bytes // _PADDING) * _PADDING for name in names)
-    fixed = base.file_bytes - free
-    bounds = Bounds(n_bytes - fixed)
+    by_name = {tensor.name: tensor for tensor in base.tensors}
+    fixed = base.file_bytes - sum(_padded(by_name[name].n_bytes) for name in names)
+    bounds = Bounds(None if n_bytes is None else n_bytes - fixed, ns)
     chosen = choose(padded, bounds)
     if chosen is None:
-        raise UsageError(
-            f"no mixture takes at most {n_bytes:,} bytes: {nearest(padded, bounds)}, and"
-            f" {fixed:,} bytes of the file stay as they are"
-        )
+        raise UsageError(f"no mixture is within the limits: {nearest(padded, bounds, fixed)}")
     return chosen
+
+
+def _padded(n_bytes: int) -> int:
+    return -(-n_bytes // _PADDING) * _PADDING
 
 
 def _recipe(
@@ -180,7 +228,7 @@ def _recipe(
     )
 
 
-def _predicted(measured: Measured, plan: QuantizationPlan) -> float | None:
+def predicted_kl(measured: Measured, plan: QuantizationPlan) -> float | None:
     """The KL divergence by the effects of the tensors; None if one has a type that was not
     measured."""
     total = 0.0
