@@ -113,7 +113,7 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "parquet": ("instr to-parquet without --csv", ("pyarrow",)),
     "predict": ("the costs of kernels in instr probe, for instr predict", ("scipy",)),
     "report": ("charts in reports and notebooks", ("matplotlib",)),
-    "schedule": ("instr schedule --policy optimal", ("ortools",)),
+    "schedule": ("instr schedule --policy optimal, instr recipe with a bound", ("ortools",)),
     "tensors": ("values as safetensors, instr to-flashinfer", ("safetensors",)),
     "torch": ("instr to-torch", ("tensorboardX",)),
     "tui": ("instr live --tui", ("textual",)),

@@ -104,6 +104,8 @@ class Choice:
     """predicted, in nats"""
     ns: float = 0.0
     """predicted, of a decode"""
+    error: float = 0.0
+    """the weighted sum of the squared differences"""
 
 
 @dataclass
@@ -213,7 +215,8 @@ def _measured(
                 tensor = of_type[name]
                 type_ = BY_NAME[tensor.type]
                 n_bytes = type_.row_bytes(weight.row_length) * weight.n_rows
-                found.setdefault(tensor.type, Choice(type_, n_bytes, per_error * tensor.error))
+                choice = Choice(type_, n_bytes, per_error * tensor.error, error=tensor.error)
+                found.setdefault(tensor.type, choice)
             choices[name] = sorted(found.values(), key=lambda of: (of.n_bytes, of.kl))
     effects = {key: figures.effects[key] for key in groups}
     return Measured(source, choices, groups, effects, figures.effects[ALL], plans)
