@@ -1,10 +1,10 @@
 """Recipes beside llama.cpp's own types of equal size, and beside mixtures that are chosen by the
 errors of the weights alone: `python -m benchmarks.recipe MODEL`.
 
-For each own type, at most as many bytes are given to both ways to choose. Choosing by errors is what
+For each own type, both ways to choose get at most as many bytes. Choosing by errors is what
 llama.cpp's proposal 15550 does: the least sum of squared errors of the weights, weighted by the
-importance matrix if there is one. Effects are measured on one text, and all models on another one.
-The last column says how well effects add up: predicted / measured KL divergence.
+importance matrix if there is one. Effects are measured on one text, and all models on another
+one. The last column says how well effects add up: predicted / measured KL divergence.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def main() -> None:
                 predicted = predicted_kl(measured, plan)
                 value = divergence.kl.value
                 print(
-                    f"{name:9} {who:8} {file.file_size:>11,} {value:10.6f} {predicted or 0:10.6f}"
-                    f"  {apart.value:9.6f} [{low:9.6f}, {high:9.6f}]  {(predicted or 0) / value:5.2f}"
+                    f"{name:9} {who:8} {file.file_size:>11,} {value:10.6f} {predicted or 0:10.6f}  "
+                    f"{apart.value:9.6f} [{low:9.6f}, {high:9.6f}]  {(predicted or 0) / value:5.2f}"
                 )
 
 

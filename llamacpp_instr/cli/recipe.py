@@ -77,6 +77,7 @@ def recipe(
     MODEL is a GGUF file, ideally in F16, BF16 or F32, the first part of a split model, or demo for
     the demo model.
     """
+    from llamacpp_instr.base.output import check_model_output, check_not_input, check_output
     from llamacpp_instr.llama.threads import default_threads
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.prediction.probe.file import known_probe, read_probe
@@ -84,6 +85,7 @@ def recipe(
     from llamacpp_instr.recipe.report import recipe_reports, size_chart, type_reports
     from llamacpp_instr.recipe.run import (
         Limits,
+        beside,
         compare_types,
         find_recipe,
         make_again,
@@ -105,7 +107,13 @@ def recipe(
     probe = read_probe(machine) if machine is not None or speed is not None else known_probe()
     predictor = Machine(probe, threads or default_threads()) if probe is not None else None
     report = replace(report, path="-" if makes or output is None else output, force=force)
-    report.check(model, imatrix, text, from_recipe, machine)
+    inputs = (model, imatrix, text, from_recipe, machine)
+    report.check(*inputs)
+    if output is not None and makes:
+        check_not_input(output, *inputs)
+        check_model_output(output, force)
+        for path in beside(Path(output)) if bounds else ():
+            check_output(path, force, *inputs)
     source = load_model_file(model)
     options = options_for(source, Path(imatrix) if imatrix else None, threads)
     if from_recipe is not None:

@@ -40,7 +40,7 @@ from llamacpp_instr.lab.quality.logits import (
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.lab.weights.measure import Job, WeightReader, work
-from llamacpp_instr.llama.engine import ContextOptions, LoadedModel
+from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.llama.generate import tokenize
 from llamacpp_instr.llama.native import load
 from llamacpp_instr.llama.threads import usable_cpus
@@ -54,8 +54,6 @@ PROBE = "Q4_K_S"
 MOST_GROUPS = 32
 """the time of a recipe is about this many runs over the text"""
 DEFAULT_CHUNKS = 8
-SEED = 1
-"""of the text that the model writes to measure effects"""
 
 _STATE = 1
 """version of the file of figures"""
@@ -92,6 +90,8 @@ class Calibration:
     """tokens of a chunk"""
     chunks: int = DEFAULT_CHUNKS
     threads: int | None = None
+    seed: int = 1
+    """of the text that the model writes"""
 
 
 @dataclass(frozen=True)
@@ -307,12 +307,9 @@ def _mixtures(
 ) -> Iterator[tuple[set[str], Callable[[Collection[str]], float]]]:
     """The tensors that the graph reads; and a function that measures the KL divergence, in nats,
     with some of the probe's."""
-    read = None
-    if calibration.text is not None:
-        [read] = tokenize(source.path, [calibration.text], parse_special=False)
+    chunks = cut_calibration(source, calibration)
     options = DivergeOptions(threads=calibration.threads)
     with opened_models([source, probe]) as (models, _):
-        chunks = calibration_chunks(models[0], read, calibration)
         # two tokens show where the weights are
         found, pair = Pair(models, [chunks[0][:2]], options), Pair(models, chunks, options)
         found.compare(lambda *_: None)
@@ -321,15 +318,18 @@ def _mixtures(
             yield {weight.name for weight in pair.comparison.weights}, kl_of
 
 
-def calibration_chunks(
-    model: LoadedModel, read: Sequence[int] | None, calibration: Calibration
-) -> list[list[int]]:
+def cut_calibration(source: ModelFile, calibration: Calibration) -> list[list[int]]:
     """Chunks of a text, or of one that the model writes."""
-    ctx = calibration.ctx
-    if read is not None:
-        return cut_chunks(model, read, ctx, calibration.chunks)
-    with WritingContext(model, ContextOptions(ctx=ctx, threads=calibration.threads)) as writer:
-        return list(write_chunks(writer, calibration.chunks, SEED, lambda _n: None))
+    read = None
+    if calibration.text is not None:
+        [read] = tokenize(source.path, [calibration.text], parse_special=False)
+    options = ContextOptions(ctx=calibration.ctx, threads=calibration.threads)
+    with opened_models([source]) as ([model], _):
+        if read is not None:
+            return cut_chunks(model, read, calibration.ctx, calibration.chunks)
+        with WritingContext(model, options) as writer:
+            n, seed = calibration.chunks, calibration.seed
+            return list(write_chunks(writer, n, seed, lambda _n: None))
 
 
 # --- what is kept ---
@@ -342,8 +342,8 @@ def _state_path(source: ModelFile, options: QuantizeOptions, calibration: Calibr
     for path in files:
         status = path.stat()
         found.update(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}\n".encode())
-    text = calibration.text, calibration.ctx, calibration.chunks
-    found.update(repr((_STATE, PURE, PROBE, MOST_GROUPS, SEED, text)).encode())
+    text = calibration.text, calibration.ctx, calibration.chunks, calibration.seed
+    found.update(repr((_STATE, PURE, PROBE, MOST_GROUPS, text)).encode())
     return cache_dir() / "recipes" / f"{found.hexdigest()[:32]}.json"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.output import check_model_output, check_output, open_output
+from llamacpp_instr.base.output import open_output
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import notice, progress_bar
 from llamacpp_instr.lab.quality.divergence import Estimate
@@ -97,6 +97,11 @@ def standard_plans(quantizer: Quantizer) -> list[QuantizationPlan]:
     return [plan for plan in plans if quantizer.imatrix or not plan.needs_imatrix]
 
 
+def beside(output: Path) -> list[Path]:
+    """The files that say how to make the model again: its types, and the recipe."""
+    return [output.with_suffix(suffix) for suffix in (".types.txt", ".json")]
+
+
 def find_recipe(
     source: ModelFile,
     options: QuantizeOptions,
@@ -108,10 +113,6 @@ def find_recipe(
     """The mixture within the limits with the least predicted KL divergence. It is written to
     `output`, with the files that say how to make it beside it, and verified on the second text.
     Raises `UsageError` if nothing is within the limits."""
-    handed = [output.with_suffix(suffix) for suffix in (".types.txt", ".json")]
-    check_model_output(output, force)
-    for path in handed:
-        check_output(path, force)
     with (
         progress_bar(f"Measuring errors of {source.path.name}") as on_errors,
         progress_bar("Measuring effects on the output") as on_effects,
@@ -122,9 +123,8 @@ def find_recipe(
         recipe, gap = choose_types(measured, plans, options, limits)
         plan = make_again(source, recipe, options, output, force)
         types = {name: BY_NAME[of] for name, of in recipe.tensors.items()}
-        for path, content in zip(
-            handed, (tensor_type_file(types), recipe_json(recipe)), strict=True
-        ):
+        handed = zip(beside(output), (tensor_type_file(types), recipe_json(recipe)), strict=True)
+        for path, content in handed:
             with open_output(path, force) as file:
                 file.write(content)
         others = neighbours(plans, plan.file_bytes)

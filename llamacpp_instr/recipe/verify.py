@@ -4,7 +4,7 @@ beside llama.cpp's own types of about its size, or all of these types."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from llamacpp_instr.lab.quality.logits import DEFAULT_CTX, OutputOptions, compar
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan
 from llamacpp_instr.llama.generate import tokenize
 from llamacpp_instr.model.file import ModelFile
-from llamacpp_instr.recipe.measure import SEED, Calibration
+from llamacpp_instr.recipe.measure import Calibration, cut_calibration
 
 STANDARD = (
     "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "IQ4_XS", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K",
@@ -49,7 +49,8 @@ def split_text(
     two texts that the model writes. Raises `UsageError` for a text that is too short."""
     ctx = min(DEFAULT_CTX, source.trained_tokens or DEFAULT_CTX)
     if text is None:
-        return (Calibration(None, ctx, chunks, threads),) * 2
+        first = Calibration(None, ctx, chunks, threads)
+        return first, replace(first, seed=_OTHER_SEED)
     middle = text.find(" ", len(text) // 2)
     halves = [text[:middle], text[middle:]] if middle > 0 else [text, ""]
     least = min(map(len, tokenize(source.path, halves, parse_special=False)))
@@ -71,16 +72,15 @@ def verify(
 ) -> tuple[Estimate, list[tuple[Divergence, Floats]]]:
     """The perplexity of the source, and the divergence of each candidate: its figures, and
     (tokens,) KL divergences in nats. One candidate is in memory at a time."""
-    options = OutputOptions(
-        ctx=text.ctx, chunks=text.chunks, threads=text.threads, seed=SEED + _OTHER_SEED
-    )
+    options = OutputOptions(ctx=text.ctx, threads=text.threads)
+    chunks = cut_calibration(source, text)
     found = []
     for done, candidate in enumerate(candidates):
 
         def advance(n: int, total: int, done: int = done) -> None:
             on_progress(done * total + n, len(candidates) * total)
 
-        outputs = compare_outputs([source, candidate], text.text, options, advance)
+        outputs = compare_outputs([source, candidate], chunks, options, advance)
         found.append((outputs.divergences[0], outputs.kl[0]))
     return outputs.perplexity, found
 

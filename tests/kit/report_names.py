@@ -17,6 +17,7 @@ PAGE = ROOT / "docs" / "reference" / "json.md"
 TESTS = ROOT / "tests"
 LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
+LOGS = TemporaryDirectory(prefix="instr-names-")
 REPORTS = {
     "summary": f"summary {LOG}",
     "summary of llama-bench": f"summary {TESTS / 'fixtures' / 'llama-bench.log.gz'}",
@@ -45,9 +46,12 @@ REPORTS = {
     "quantize": "quantize demo --types Q8_0,Q4_0 --dry-run",
 }
 """each command that prints a report, with little to do"""
-LOGS = TemporaryDirectory(prefix="instr-names-")
-MEASURED = {"bench": f"bench demo -p 8 -n 2 --threads 1 --rounds 1 --force --logs {LOGS.name}"}
-"""those whose numbers differ each time"""
+MEASURED = {
+    "bench": f"bench demo -p 8 -n 2 --threads 1 --rounds 1 --force --logs {LOGS.name}",
+    "types": f"recipe demo --chunks 1 --threads 1 --machine {TESTS / 'fixtures' / 'machine.json'}",
+    "recipe": f"recipe demo --bpw 5 --chunks 1 --threads 1 --force -o {LOGS.name}/recipe.gguf",
+}
+"""those whose numbers differ each time, or that take seconds"""
 
 
 def listed(page: str) -> str:

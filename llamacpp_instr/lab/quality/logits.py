@@ -165,12 +165,13 @@ def check_comparison(files: Sequence[ModelFile], options: OutputOptions) -> None
 
 def compare_outputs(
     files: Sequence[ModelFile],
-    text: str | None,
+    text: str | Sequence[Sequence[int]] | None,
     options: OutputOptions,
     on_progress: OnProgress = lambda *_: None,
 ) -> Outputs:
     """The perplexity of a reference (the first of `files`) and of candidates (the others), and the
-    divergence of each candidate on `text`, or on text that the reference writes if it is None.
+    divergence of each candidate on `text`, on chunks of `options.ctx` tokens, or on text that the
+    reference writes if it is None.
 
     As in llama-perplexity, the predictions of the second half of each chunk are scored.
     `on_progress` gets (tokens computed, tokens to compute). Raises `UsageError` for models or
@@ -181,7 +182,7 @@ def compare_outputs(
     for file in files:
         check_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
     tokens = None
-    if text is not None:
+    if isinstance(text, str):
         [tokens] = tokenize(files[0].path, [text], parse_special=False)
     with opened_models(files) as (models, log), ExitStack() as stack:
         reference = models[0]
@@ -189,7 +190,9 @@ def compare_outputs(
         batch = options.batch or _choose_batch(reference.n_vocab)
         choice = ContextOptions(ctx=ctx, batch=batch, ubatch=batch, threads=options.threads)
         # report errors of the text before memory is allocated
-        cut = None if tokens is None else cut_chunks(reference, tokens, ctx, options.chunks)
+        cut = None if text is None or isinstance(text, str) else text
+        if tokens is not None:
+            cut = cut_chunks(reference, tokens, ctx, options.chunks)
         contexts = [stack.enter_context(ModelContext(model, choice)) for model in models]
         check_contexts(contexts)
         n_chunks = (options.chunks or WRITTEN_CHUNKS) if cut is None else len(cut)
@@ -202,6 +205,7 @@ def compare_outputs(
             on_progress(done, total)
 
         scores = Scores([str(model.path) for model in models])
+        chunks: Iterator[Sequence[int]]
         if cut is None:
             at_once = ContextOptions(ctx=ctx, threads=options.threads)
             writer = stack.enter_context(WritingContext(reference, at_once))
