@@ -65,6 +65,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "ops": "Print every distinct op of a model or a log.",
         "validate": "Check every op, or every layer, of a model.",
         "memory": "Print the memory that a model takes, or that a log recorded.",
+        "imatrix": "Compute the importance matrix of a model from a text.",
         "quantize": "Quantize a model, or print the sizes that it would have.",
         "recipe": "Choose a quantization, or the type of each tensor.",
         "quality": "Compare quantized models with the model they come from.",
@@ -95,7 +96,7 @@ _MODULES = {
         "look": "summary stats requests tree cat page live check view",
         "explain": "diff compare values probe roofline predict schedule",
         "models": "import inspect ops memory validate",
-        "quantization": "quantize quality diverge blocks weights",
+        "quantization": "imatrix quantize quality diverge blocks weights",
         "exchange": "to-flashinfer to-onnx to-otlp to-parquet to-perfetto to-torch collect sql",
     }.items()
     for name in names.split()

@@ -1,9 +1,10 @@
-"""The commands about quantization: to quantize, what it costs in outputs and in weights, and where
-the difference begins."""
+"""The commands about quantization: the importance of columns, to quantize, what it costs in outputs
+and in weights, and where the difference begins."""
 
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +13,73 @@ from click import Choice, IntRange
 
 from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.base.system import need
-from llamacpp_instr.base.terminal import progress_bar
+from llamacpp_instr.base.terminal import counted, notice, progress_bar
 from llamacpp_instr.cli import options as cli
 
 if TYPE_CHECKING:
     from llamacpp_instr.model.types import GgmlType
     from llamacpp_instr.report.charts import Chart
     from llamacpp_instr.report.report import Report
+
+
+@cli.command("instr imatrix model-F16.gguf --text calibration.txt -o imatrix.gguf")
+def imatrix(
+    model: str = cli.argument(),
+    text: str = cli.option("Text to compute; - is standard input.", "FILE", required=True),
+    output: str = cli.option(
+        "The GGUF file to write; - is standard output.", "-o --output FILE", required=True
+    ),
+    ctx: int | None = cli.option("Length of a chunk.  [default: 512]", "TOKENS", int),
+    chunks: int | None = cli.option(
+        "Chunks at most.  [default: the whole text]", "N", IntRange(1, cli.MOST_TOKENS)
+    ),
+    threads: int | None = cli.THREADS,
+    batch: int | None = cli.option("Tokens computed at once.  [default: 512]", "TOKENS", int),
+    force: bool = cli.FORCE,
+) -> None:
+    """
+    For each column of a weight it writes the sum of the squares of the inputs that were multiplied
+    by it, and of experts the same for each. `instr quantize --imatrix` rounds important columns
+    more exactly. The file is llama-imatrix's, and equals it on the same text within rounding. MODEL
+    is a GGUF file, the first part of a split model, or demo for the demo model.
+    """
+    from llamacpp_instr.base.output import (
+        begins_as_model,
+        check_model_output,
+        check_not_input,
+        new_model,
+        open_output,
+    )
+    from llamacpp_instr.base.system import temporary_directory
+    from llamacpp_instr.lab.quality.logits import OutputOptions
+    from llamacpp_instr.model.file import load_model_file
+    from llamacpp_instr.model.imatrix import is_imatrix, load_imatrix, write_imatrix
+    from llamacpp_instr.run.imatrix import compute_imatrix
+
+    check_model_output(output, force)
+    if output != "-" and begins_as_model(output) and not is_imatrix(Path(output)):
+        raise UsageError(f"{output} is a model; name another file")
+    check_not_input(output, text)
+    file = load_model_file(model)
+    source = "standard input" if text == "-" else text
+    with progress_bar(f"Computing {file.path.name}") as on_progress:
+        options = OutputOptions(ctx=ctx, chunks=chunks, batch=batch, threads=threads)
+        computed = compute_imatrix(file, cli.read_text(text), options, on_progress)
+    with ExitStack() as stack:
+        if output == "-":
+            path = stack.enter_context(temporary_directory("instr-imatrix-")) / "imatrix.gguf"
+        else:
+            path = stack.enter_context(new_model(Path(output), force))
+        write_imatrix(path, computed, source)
+        matrix = load_imatrix(path)
+        if output == "-":
+            with open_output(output) as out:
+                out.write(path.read_bytes())
+    n_tokens, n_tensors = computed.n_chunks * computed.chunk_size, len(matrix.entries)
+    place = "standard output" if output == "-" else output
+    notice(f"{place}: {counted(n_tensors, 'tensor')}, {n_tokens:,} tokens of {source}")
+    for sentence in matrix.poor_coverage():
+        notice(f"{place}: {sentence}")
 
 
 @cli.command("instr quantize model-F16.gguf --types Q8_0,Q4_K_M --dry-run")

@@ -1,27 +1,51 @@
-"""Reads an importance matrix: how much each column of a tensor matters, from observed activations.
+"""Reads an importance matrix: how much each column of a tensor matters, from observed activations;
+writes a new one.
 
-Reads both formats of llama-imatrix: GGUF, and the older one that ends in `.dat`. Invariant: the
-values are finite and equal, to the bit, those that llama-quantize passes to the quantizer.
+Reads both formats of llama-imatrix: GGUF, and the older one that ends in `.dat`. Writes GGUF.
+Invariant: the values are finite and equal, to the bit, those that llama-quantize passes to the
+quantizer.
 """
 
 from __future__ import annotations
 
 import math
 import stat
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.output import file_mode
+from llamacpp_instr.base.output import begins_as_model, file_mode
+from llamacpp_instr.base.terminal import counted, first_names
 from llamacpp_instr.model.header import Header, TensorInfo, read_array, read_header
 
 _ENDS = (".in_sum2", ".counts")
 _F32 = 0
+_MOST_TEXTS = 100
 _TEXT_BYTES = 127  # maximum of a text in `llama_model_kv_override`; llama-quantize truncates it
+
+FEW_TOKENS = 8192
+
+
+class Sums(NamedTuple):
+    """Of one tensor: by column, one expert after the other, the sum of the squares of its inputs;
+    and for each expert the number of inputs, one for all matrices of a tensor without experts."""
+
+    squares: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a model computed from `n_chunks` chunks of `chunk_size` tokens."""
+
+    sums: Mapping[str, Sums]
+    n_chunks: int
+    chunk_size: int
 
 
 @dataclass(frozen=True)
@@ -33,6 +57,36 @@ class ImportanceMatrix:
     """the first text that it was computed from"""
     n_chunks: int
     """of that text; 0 if unknown"""
+    chunk_size: int = 0
+    """tokens of a chunk; 0 if unknown"""
+    more_datasets: Sequence[str] = ()
+    """the other texts"""
+    counts: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """by tensor: the inputs that each expert has seen, or those of all matrices; empty in the older
+    format"""
+
+    @property
+    def never_reached(self) -> dict[str, list[int]]:
+        """The numbers of the experts that have seen no input, by tensor; 0 of one without
+        experts."""
+        unseen = {name: np.flatnonzero(counts <= 0) for name, counts in self.counts.items()}
+        return {name: of.tolist() for name, of in unseen.items() if of.size}
+
+    def poor_coverage(self) -> list[str]:
+        """Sentences, without a capital and a period, about what it has seen too little of."""
+        found = []
+        n_tokens = self.n_chunks * self.chunk_size
+        if 0 < n_tokens < FEW_TOKENS:
+            found.append(
+                f"it was computed from only {n_tokens:,} tokens; give it {FEW_TOKENS:,} or more"
+            )
+        if unseen := self.never_reached:
+            n = sum(map(len, unseen.values()))
+            found.append(
+                f"{counted(n, 'expert')} of {first_names([*unseen])} saw no token, and all columns "
+                "count alike there; a longer or more varied text reaches more"
+            )
+        return found
 
     def metadata(self) -> dict[str, str | int]:
         """The metadata that llama-quantize writes about it into a quantized model."""
@@ -43,6 +97,14 @@ class ImportanceMatrix:
             "quantize.imatrix.chunks_count": self.n_chunks if self.n_chunks > 0 else None,
         }
         return {key: value for key, value in found.items() if value is not None}
+
+
+def is_imatrix(path: Path) -> bool:
+    """Whether a file is an importance matrix: GGUF that says so, or another one named `.dat`. False
+    for one that cannot be read."""
+    if not begins_as_model(path):
+        return path.suffix == ".dat"
+    return "imatrix.chunk_count" in read_header(path).metadata
 
 
 def load_imatrix(path: Path) -> ImportanceMatrix:
@@ -76,7 +138,7 @@ def _load_gguf(path: Path) -> ImportanceMatrix:
     infos = {tensor.name: tensor for tensor in header.tensors}
     if 4 * sum(math.prod(tensor.ne) for tensor in header.tensors) > header.file_size:
         raise UsageError(f"{path} is truncated or damaged: it has more values than bytes for them")
-    entries = {}
+    entries, all_counts = {}, {}
     for name in sorted({n.removesuffix(end) for n in infos for end in _ENDS if n.endswith(end)}):
         sums, counts = (_values(path, header, name, infos.get(name + end)) for end in _ENDS)
         if not counts.size or sums.size % counts.size:
@@ -87,15 +149,38 @@ def _load_gguf(path: Path) -> ImportanceMatrix:
             raise UsageError(f"{path}: the counts of {name!r} are not all finite")
         # as llama-quantize does: rounded half away from zero, and an expert never seen counts as 1
         rounded = np.trunc(counts + np.copysign(np.float32(0.5), counts)).astype(np.float32)
-        by_expert = sums.reshape(counts.size, -1)
+        by_expert, all_counts[name] = sums.reshape(counts.size, -1), rounded
         seen = rounded > 0
         divisor = np.where(seen, rounded, np.float32(1))[:, None]
         entries[name] = np.where(seen[:, None], by_expert / divisor, np.float32(1)).ravel()
     datasets = header.arrays.get("imatrix.datasets")
-    texts = read_array(path, datasets, 1) if datasets else []
-    n_chunks = header.metadata.get("imatrix.chunk_count", 0)
-    dataset = texts[0] if texts and isinstance(texts[0], str) else None
-    return ImportanceMatrix(path, entries, dataset, n_chunks if isinstance(n_chunks, int) else 0)
+    texts = read_array(path, datasets, _MOST_TEXTS) if datasets else []
+    names = [text for text in texts if isinstance(text, str)]
+    n_chunks, size = (
+        value if isinstance(value, int) else 0
+        for value in (header.metadata.get(f"imatrix.chunk_{of}", 0) for of in ("count", "size"))
+    )
+    first = names[0] if names else None
+    return ImportanceMatrix(path, entries, first, n_chunks, size, names[1:], all_counts)
+
+
+def write_imatrix(path: Path, computed: Computed, dataset: str) -> None:
+    """Write it in llama-imatrix's format; `dataset` is the name of the text."""
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, "")
+    writer.add_string("general.type", "imatrix")
+    writer.add_array("imatrix.datasets", [dataset])
+    writer.add_uint32("imatrix.chunk_count", computed.n_chunks)
+    writer.add_uint32("imatrix.chunk_size", computed.chunk_size)
+    for name, (squares, counts) in sorted(computed.sums.items()):
+        of_expert = squares.reshape(counts.size, -1)
+        for end, values in zip(_ENDS, (of_expert, counts[:, None]), strict=True):
+            writer.add_tensor(name + end, values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _values(

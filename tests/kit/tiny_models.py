@@ -52,6 +52,24 @@ def _llama_tensors(layers: int = LAYERS) -> list[str]:
     return [*_tensors("token_embd output_norm"), *_in_layers(layer, layers)]
 
 
+def write_experts(path: Path, experts: int, used: int) -> Path:
+    """A decoder whose feed-forward has so many experts, and a token uses so many of them."""
+    writer = _writer(path, "llama")
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(used)
+    layer = _tensors(f"{ATTENTION} attn_norm ffn_norm ffn_gate_inp")
+    layer += _tensors("ffn_gate_exps ffn_up_exps ffn_down_exps")
+    shapes: dict[str, tuple[int, ...]] = {
+        "ffn_gate_inp": (experts, WIDTH),
+        "ffn_gate_exps": (experts, FEED_FORWARD, WIDTH),
+        "ffn_up_exps": (experts, FEED_FORWARD, WIDTH),
+        "ffn_down_exps": (experts, WIDTH, FEED_FORWARD),
+    }
+    tensors = [*_tensors("token_embd output_norm"), *_in_layers(layer)]
+    return _finish(writer, path, tensors, shapes=shapes)
+
+
 def write_gemma3(path: Path, window: int = 16) -> Path:
     """A decoder in the shape of Gemma 3 with 270 million weights: one head of keys and values,
     longer than the embedding divided by the heads, norms of queries and keys, and a window that
@@ -157,7 +175,7 @@ def _finish(
     nan_in: str = "",
     dtypes: Mapping[str, type] | None = None,
     vocabulary: int = VOCABULARY,
-    shapes: Mapping[str, tuple[int, int]] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Path:
     random = np.random.default_rng(1)
     # of the matrices that are not square; tests change WIDTH

@@ -1,0 +1,187 @@
+"""`instr imatrix` computes the file that llama-imatrix computes from the same text."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from tests.conftest import Instr, assert_refused
+from tests.kit import tiny_models
+from tests.kit.llama_programs import programs
+from tests.kit.native_kit import DEMO, random_models, smollm2
+from tools.demo_model.grammar import stories
+
+pytestmark = pytest.mark.native
+
+TEXT = "\n\n".join(story.text for story in islice(stories(7), 8)) + "\n"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def computed(
+    instr: Instr, model: Path, text: Path, chunks: int, ctx: int = 512, batch: int = 2048
+) -> tuple[gguf.GGUFReader, gguf.GGUFReader]:
+    """Our matrix, and llama-imatrix's, which computes `batch` tokens of several chunks at once."""
+    theirs, both = text.with_name("theirs.gguf"), ("--chunks", str(chunks), "--threads", "1")
+    command = [programs() / "llama-imatrix", "-m", model, "-f", text, "-o", theirs, "--no-ppl"]
+    subprocess.run(
+        [*command, "-c", str(ctx), "-b", str(batch), *both], check=True, capture_output=True
+    )
+    given = ("--ctx", ctx, "--batch", min(batch, ctx), *both)
+    done = instr("imatrix", model, "--text", text, "-o", "ours.gguf", *given)
+    assert done.returncode == 0, done.stderr
+    return gguf.GGUFReader(text.with_name("ours.gguf")), gguf.GGUFReader(theirs)
+
+
+def tensors_of(matrix: gguf.GGUFReader) -> dict[str, np.ndarray]:
+    return {tensor.name: tensor.data.reshape(-1) for tensor in matrix.tensors}
+
+
+def assert_equal(ours: gguf.GGUFReader, theirs: gguf.GGUFReader) -> None:
+    """The counts exactly, the sums within rounding: llama-imatrix adds up float32."""
+    facts, others = ({k: f.contents() for k, f in of.fields.items()} for of in (ours, theirs))
+    assert facts == others
+    expected = tensors_of(theirs)
+    assert sorted(tensors_of(ours)) == sorted(expected)
+    for name, values in tensors_of(ours).items():
+        if name.endswith(".counts"):
+            assert values.tolist() == expected[name].tolist(), name
+        else:
+            assert values == pytest.approx(expected[name], rel=1e-4), name
+
+
+def test_the_demo_models_matrix_is_llama_imatrixs(instr: Instr, text: Path) -> None:
+    assert_equal(*computed(instr, DEMO, text, chunks=2))
+
+
+def test_that_of_a_real_model(instr: Instr, text: Path) -> None:
+    assert_equal(*computed(instr, smollm2(), text, chunks=3, ctx=64))
+
+
+@pytest.mark.parametrize("batch", [64, 128])
+def test_parts_of_a_chunk_add_up_to_it(instr: Instr, text: Path, batch: int) -> None:
+    """llama-imatrix leaves out a part of less than 16 rows, which this never makes."""
+    assert_equal(*computed(instr, DEMO, text, chunks=2, ctx=128, batch=batch))
+    done = instr("imatrix", "demo", "--text", text, "-o", "odd.gguf", "--ctx", 65, "--batch", 64)
+    assert done.returncode == 0, done.stderr
+    odd = gguf.GGUFReader(text.with_name("odd.gguf"))
+    counts = {int(of[0]) for name, of in tensors_of(odd).items() if name.endswith(".counts")}
+    chunks = odd.fields["imatrix.chunk_count"].contents()
+    assert counts == {65 * chunks}
+
+
+def test_each_expert_has_the_sums_of_its_own_tokens(instr: Instr, text: Path) -> None:
+    model = tiny_models.write_experts(text.with_name("experts.gguf"), experts=32, used=2)
+    ours, theirs = computed(instr, model, text, chunks=2, ctx=32)
+    assert_equal(ours, theirs)
+    counts = tensors_of(ours)["blk.0.ffn_up_exps.weight.counts"]
+    assert counts.sum() == 2 * 64
+    assert 0 < np.count_nonzero(counts == 0) < 31
+    done = instr("inspect", "ours.gguf")
+    assert "Never reached" in done.stdout, "experts that no token used are named"
+
+
+# experts of three kinds; weights of three dimensions (latent attention); recurrent layers
+@pytest.mark.parametrize(
+    "name", ["llama-moe", "qwen2moe-moe", "gpt-oss-moe", "deepseek2-moe", "jamba-dense"]
+)
+def test_that_of_other_architectures(instr: Instr, text: Path, name: str) -> None:
+    model = random_models() / f"{name}.gguf"
+    assert_equal(*computed(instr, model, text, chunks=2, ctx=128))
+
+
+def test_standard_input_and_output(instr: Instr, text: Path, environment: dict[str, str]) -> None:
+    small = ("--ctx", "64", "--chunks", "1", "--threads", "1")
+    assert instr("imatrix", "demo", "--text", "text.txt", "-o", "file.gguf", *small).returncode == 0
+    command = [sys.executable, "-m", "llamacpp_instr", "imatrix", "demo", "--text", "-", "-o", "-"]
+    piped = subprocess.run(
+        [*command, *small], input=TEXT.encode(), env=environment, capture_output=True, check=True
+    )
+    assert b"standard output: 28 tensors, 64 tokens of standard input" in piped.stderr
+    path = text.with_name("piped.gguf")
+    path.write_bytes(piped.stdout)
+    file, stream = (gguf.GGUFReader(text.with_name(f"{name}.gguf")) for name in ("file", "piped"))
+    assert stream.fields["imatrix.datasets"].contents() == ["standard input"]
+    for name, values in tensors_of(file).items():
+        assert values.tolist() == tensors_of(stream)[name].tolist()
+
+
+def test_a_short_text_is_pointed_out(instr: Instr, text: Path) -> None:
+    done = instr("imatrix", "demo", "--text", text, "-o", "i.gguf", "--ctx", 64, "--chunks", 2)
+    assert done.stderr.splitlines() == [
+        f"i.gguf: 28 tensors, 128 tokens of {text}",
+        "i.gguf: it was computed from only 128 tokens; give it 8,192 or more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("demo", "-o", "i.gguf", "--ctx", 15), "--ctx is 15; it must be at least 16"),
+        (("demo", "-o", "i.gguf", "--batch", 31), "--batch is 31; it must be at least 32"),
+        (("demo", "-o", "i.gguf", "--ctx", 8000), "at least 16,000 are needed for chunks of 8,000"),
+        (("demo", "-o", "nowhere/i.gguf"), "no directory nowhere"),
+        (("demo", "-o", "model.gguf", "--force"), "model.gguf is a model; name another file"),
+        (("demo", "-o", "matrix.gguf"), "matrix.gguf exists; use --force"),
+        (("matrix.gguf", "-o", "i.gguf"), "general.type is 'imatrix'; `instr inspect` shows"),
+        (("t5.gguf", "-o", "i.gguf"), "has an encoder"),
+        (("vocabulary.gguf", "-o", "i.gguf"), "only a vocabulary"),
+        (("no_tokenizer.gguf", "-o", "i.gguf"), "has no tokenizer"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(
+    instr: Instr, models: Path, text: Path, arguments: tuple[object, ...], words: str
+) -> None:
+    folder = text.parent
+    tiny_models.write_llama(folder / "model.gguf")
+    for name in ("t5", "vocabulary", "no_tokenizer"):
+        (folder / f"{name}.gguf").write_bytes((models / f"{name}.gguf").read_bytes())
+    small = ("--ctx", 16, "--chunks", 1)
+    assert instr("imatrix", "demo", "--text", text, "-o", "matrix.gguf", *small).returncode == 0
+    before = (folder / "model.gguf").read_bytes()
+    assert_refused(instr("imatrix", *arguments, "--text", text), words)
+    assert not (folder / "i.gguf").exists()
+    assert (folder / "model.gguf").read_bytes() == before
+
+
+def test_a_matrix_may_replace_a_matrix(instr: Instr, text: Path) -> None:
+    command = ("imatrix", "demo", "--text", text, "-o", "i.gguf", "--ctx", 16, "--chunks")
+    assert instr(*command, 1).returncode == 0
+    assert instr(*command, 2, "--force").returncode == 0
+    assert "32 tokens" in instr("inspect", "i.gguf").stdout
+
+
+def test_inputs_that_are_no_numbers(instr: Instr, text: Path) -> None:
+    model = tiny_models.write_llama(text.with_name("nan.gguf"), nan_in="blk.1.attn_q.weight")
+    done = instr("imatrix", model, "--text", text, "-o", "i.gguf", "--ctx", 32)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: the inputs of blk.1.attn_output.weight are NaN")
+    assert not text.with_name("i.gguf").exists()
+
+
+def test_ctrl_c_leaves_nothing(text: Path, environment: dict[str, str]) -> None:
+    text.write_text(TEXT * 400, encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llamacpp_instr", "imatrix", "demo", "--text", "text.txt", "-o",
+         "i.gguf", "--threads", "1"],
+        cwd=text.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.strip()) == (130, "Interrupted")
+    assert [path.name for path in text.parent.iterdir()] == ["text.txt"]
