@@ -69,7 +69,7 @@ def import_(
     notice(f"{output}: {architecture}, {len(model.weights)} tensors, {model.n_bytes:,} bytes")
 
 
-@cli.command("instr inspect model-Q4_K_M.gguf --tensors")
+@cli.command("instr inspect model-Q4_K_M.gguf --tensors", "instr inspect imatrix.gguf")
 def inspect(
     model: str = cli.argument(),
     tensors: bool = cli.flag("List every tensor, as JSON and HTML always do."),
@@ -82,12 +82,26 @@ def inspect(
 
     Reads only the headers, however large the file is. MODEL is a GGUF file, also a LoRA adapter or
     a multimodal projector, the first part of a split model, or demo for the demo model.
+
+    Of an importance matrix (GGUF, or the older .dat) it prints the text and the chunks, what it has
+    seen of each role, the experts that it never reached, and outlier channels: those whose mean
+    square is above 100 times the median of the tensor.
     """
+    from llamacpp_instr.converters.analyses import imatrix as importance
     from llamacpp_instr.converters.analyses import inspect as inspection
     from llamacpp_instr.converters.analyses.memory import chart_bits_by_layer, stored_in_file
     from llamacpp_instr.model.file import load_any_file
+    from llamacpp_instr.model.imatrix import is_imatrix, load_imatrix
 
     output.check(model)
+    if is_imatrix(Path(model)):
+        matrix = load_imatrix(Path(model))
+        every = importance.imatrix_tensors(matrix)
+        reports = importance.imatrix_reports(matrix)
+        if tensors or output.form in ("json", "html"):
+            reports.append(every)
+        output.write(reports, table=every, title=Path(model).name)
+        return
     file = load_any_file(model)
     every = inspection.compute_tensors(file)
     reports = inspection.compute_inspection(file)
