@@ -4,6 +4,7 @@ and in weights, and where the difference begins."""
 from __future__ import annotations
 
 import math
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -110,10 +111,15 @@ def quantize(
     embedding_type: str | None = cli.option(
         "Type of token_embd.weight.", "TYPE", shell_complete=cli.complete_names
     ),
-    imatrix: str | None = cli.option("Importance matrix from llama-imatrix.", "FILE"),
+    imatrix: str | None = cli.option(
+        "Importance matrix from `instr imatrix` or llama-imatrix.", "FILE"
+    ),
     pure: bool = cli.flag("Give all tensors the same type, without a mixture."),
     allow_requantize: bool = cli.flag(
         "Quantize tensors that are already quantized; worse than starting from F16."
+    ),
+    strict: bool = cli.flag(
+        "Write nothing and exit with status 1 if a tensor falls back to another type."
     ),
     dry_run: bool = cli.flag(
         "Only print the exact sizes, or write them with -o FILE.html, .md, .csv or .json."
@@ -126,10 +132,13 @@ def quantize(
     llama.cpp's own quantizer writes one file per type. MODEL is a GGUF file, ideally in F16, BF16
     or F32, the first part of a split model, or demo for the demo model. A table lists the size of
     each file, and the tensors that could not get the intended type.
+
+    An importance matrix that does not belong to MODEL is refused: it has tensors that MODEL lacks,
+    or rows of another length. Warnings say which experts and tensors it knows nothing of.
     """
     from llamacpp_instr.converters.analyses.quality import list_tensors, quantization_reports
     from llamacpp_instr.lab.quantize.plan import QuantizeOptions, parse_tensor_type, quantized_paths
-    from llamacpp_instr.lab.quantize.runner import Quantizer
+    from llamacpp_instr.lab.quantize.runner import Quantizer, doubts
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.report.render import SUFFIXES
 
@@ -150,12 +159,19 @@ def quantize(
     with Quantizer(source, options) as quantizer:
         plans = [quantizer.plan(file_type) for file_type in paths]
         files = list(paths.values())
-        if not dry_run:
+        for sentence in doubts(plans, quantizer.imatrix) if quantizer.imatrix else ():
+            notice(f"{imatrix}: {sentence}")
+        fallbacks = sum(len(plan.fallbacks) for plan in plans) if strict else 0
+        written = not dry_run and not fallbacks
+        if written:
             with progress_bar(f"Quantizing {source.path.name}") as on_progress:
                 quantizer.write(plans, files, force=force, on_progress=on_progress)
-    reports = quantization_reports(plans, files, written=not dry_run)
+    reports = quantization_reports(plans, files, written=written)
     every = list_tensors(plans)
     report.write([*reports, every] if report.form in ("json", "html") else reports)
+    if fallbacks:
+        notice(f"--strict: {counted(fallbacks, 'tensor')} would fall back; nothing was quantized")
+        sys.exit(1)
 
 
 def _override(text: str) -> tuple[str, GgmlType]:

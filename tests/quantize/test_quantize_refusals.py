@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import resource
 import shutil
 import signal
@@ -172,6 +173,11 @@ def test_an_importance_matrix_of_another_model(wide: Path, tmp_path: Path) -> No
     matrix = write_imatrix(tmp_path / "none.gguf", {"x.weight": np.ones(256, np.float32)})
     with pytest.raises(UsageError, match=r"another model.*none of the tensors"):
         plan_quantization(load_model_file(wide), "Q4_K_M", QuantizeOptions(imatrix=matrix))
+    # as of a model with more layers, of the same width
+    more = importances(wide) | {"blk.8.ffn_up.weight": np.ones(256, np.float32)}
+    matrix = write_imatrix(tmp_path / "more.gguf", more)
+    with pytest.raises(UsageError, match=r"another model.*'blk\.8\.ffn_up\.weight', which .*wide"):
+        plan_quantization(load_model_file(wide), "Q4_K_M", QuantizeOptions(imatrix=matrix))
 
 
 def test_an_importance_matrix_that_lacks_a_tensor_which_needs_it(
@@ -207,6 +213,70 @@ def test_importances_of_zero_that_would_lose_weights(wide: Path, tmp_path: Path)
     with pytest.raises(UsageError, match=r"16 or more columns.*'blk\.5\.attn_q\.weight'"):
         plan_quantization(source, "Q6_K", options)
     plan_quantization(source, "Q8_0", options)  # without importances
+
+
+@pytest.mark.parametrize("value", [1e-30, 1e30])
+def test_importances_with_which_ggml_cannot_compute(
+    wide: Path, tmp_path: Path, value: float
+) -> None:
+    """It squares them in float32: in IQ2_S, weights of such columns become zeros."""
+    sums, name = importances(wide), "blk.5.attn_q.weight"
+    sums[name][64:96] = value
+    options = QuantizeOptions(imatrix=write_imatrix(tmp_path / "far.gguf", sums), pure=True)
+    with pytest.raises(UsageError, match=r"16 or more columns.*'blk\.5\.attn_q\.weight'"):
+        plan_quantization(load_model_file(wide), "IQ2_M", options)
+
+
+def test_what_a_matrix_says_too_little_of(instr: Instr, wide: Path, tmp_path: Path) -> None:
+    """The embeddings are never in llama-imatrix's matrices, so they are not missed."""
+    lacking = ["blk.2.ffn_up.weight", "token_embd.weight", "output.weight"]
+    write_imatrix(tmp_path / "i.gguf", importances(wide, lacking))
+    command = ("quantize", wide, "--imatrix", "i.gguf", "--dry-run", "--types")
+    done = instr(*command, "Q4_K_M")
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "i.gguf: it was computed from only 1,024 tokens; give it 8,192 or more",
+        "i.gguf: it has no importances for blk.2.ffn_up.weight",
+    ]
+    done = instr(*command, "Q8_0")
+    assert "blk.2" not in done.stderr, "Q8_0 uses no importances"
+
+
+def test_an_expert_without_tokens_is_pointed_out_and_keeps_its_weights(
+    instr: Instr, tmp_path: Path
+) -> None:
+    name = "blk.0.ffn_up_exps.weight"
+    model = write_model(tmp_path / "experts.gguf", shapes={name: (4, 8, 256)})
+    sums = importances(model)
+    sums[name][3] = 0
+    write_imatrix(tmp_path / "i.gguf", sums, count=3)
+    command = ("quantize", model, "--types", "Q4_K", "--imatrix", "i.gguf", "-o", "out.gguf")
+    done = instr(*command)
+    assert (
+        f"i.gguf: 1 expert of {name} saw no token, and all columns count alike there; a longer or"
+        " more varied text reaches more" in done.stderr
+    )
+    files = load_model_file(model), load_model_file(tmp_path / "out.gguf")
+    errors = {of.name: of.sqnr_db for of in compute_weight_errors(*files)}
+    assert errors[name] > 20
+
+
+def test_strict_writes_nothing_if_a_tensor_falls_back(instr: Instr, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "narrow.gguf", width=96)
+    command = ("quantize", model, "--strict", "-o", "made", "--types")
+    (tmp_path / "made").mkdir()
+    done = instr(*command, "Q8_0,Q4_K_M")
+    assert done.returncode == 1
+    assert "Tensors that fall back to another type" in done.stdout
+    assert done.stdout.startswith("What narrow.gguf would become")
+    assert re.fullmatch(
+        r"--strict: \d+ tensors would fall back; nothing was quantized\n", done.stderr
+    )
+    assert list((tmp_path / "made").iterdir()) == []
+    assert instr(*command, "Q4_K_M", "--dry-run").returncode == 1
+    done = instr(*command, "Q8_0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["narrow-Q8_0.gguf"]
 
 
 def test_a_tensor_without_elements(instr: Instr, tmp_path: Path) -> None:

@@ -30,11 +30,14 @@ from llamacpp_instr.lab.quantize.plan import (
     read_dry_run,
 )
 from llamacpp_instr.llama.threads import default_threads
-from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.model.file import ModelFile, Weight, load_model_file
 from llamacpp_instr.model.imatrix import ImportanceMatrix, load_imatrix
 
 GROUP = 16
 """columns that share a scale in Q2_K, Q3_K, Q6_K; in other types at least as many do"""
+LEAST, MOST = 1e-16, 1e15
+"""of an importance: ggml squares sums of them in float32, and stores zeros after an underflow or
+overflow"""
 _WITHOUT_IMPORTANCES = frozenset({"F32", "F16", "BF16", "Q8_0", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0"})
 """types for which ggml does not use importances"""
 
@@ -66,36 +69,65 @@ def check_source(source: ModelFile, options: QuantizeOptions) -> None:
 
 def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None:
     """Raises `UsageError` if the matrix belongs to another model, or lacks a required tensor."""
+    known = {tensor.name: tensor.weight for tensor in plan.tensors}
     made = [tensor for tensor in plan.tensors if tensor.type != tensor.weight.type]
     if made and not any(tensor.name in imatrix.entries for tensor in made):
         raise UsageError(
             f"{imatrix.path} belongs to another model: it has importances for none of the tensors "
             f"of {plan.source}"
         )
-    lost = []
-    for tensor in made:
-        weight = tensor.weight
-        values = imatrix.entries.get(weight.name)
-        expected = weight.row_length * (weight.ne[2] if len(weight.ne) > 2 else 1)
-        fits = values is not None and values.size == expected
-        if values is not None and not fits and weight.name not in EMBEDDINGS:
+    if others := [name for name in imatrix.entries if name not in known]:
+        raise UsageError(
+            f"{imatrix.path} belongs to another model: it has importances for "
+            f"{first_names(list(map(repr, others)))}, which {plan.source} does not have"
+        )
+    for name, values in imatrix.entries.items():
+        expected = _columns(known[name])
+        if values.size != expected and name not in EMBEDDINGS:
             raise UsageError(
                 f"{imatrix.path} belongs to another model: it has {values.size} importances for "
-                f"{weight.name!r}, which has {expected} columns"
+                f"{name!r}, which has {expected} columns"
             )
+    lost = []
+    for tensor in made:
+        weight, found = tensor.weight, imatrix.entries.get(tensor.name)
+        fits = found is not None and found.size == _columns(weight)
         if tensor.needs_imatrix and not fits:
             raise UsageError(
                 f"{imatrix.path} has no importances for {weight.name!r}, which would become "
                 f"{tensor.type}; choose another type, or a matrix that has them"
             )
         used = fits and tensor.type.name not in _WITHOUT_IMPORTANCES
-        if values is not None and used and not values.reshape(-1, GROUP).any(axis=1).all():
-            lost.append(repr(tensor.name))
+        if found is not None and used:
+            largest = found.reshape(-1, GROUP).max(axis=1)
+            if not ((largest >= LEAST) & (largest <= MOST)).all():
+                lost.append(repr(tensor.name))
     if lost:
         raise UsageError(
-            f"{imatrix.path} has only zeros for {GROUP} or more columns in a row of "
-            f"{first_names(lost)}, whose weights would be lost; compute it again from more text"
+            f"{imatrix.path}: {GROUP} or more columns in a row of {first_names(lost)} have only "
+            f"zeros, or importances below {LEAST:g} or above {MOST:g}, so their weights would be "
+            "lost; compute it again from more text"
         )
+
+
+def _columns(weight: Weight) -> int:
+    """Of all its experts."""
+    return weight.row_length * (weight.ne[2] if len(weight.ne) > 2 else 1)
+
+
+def doubts(plans: Sequence[QuantizationPlan], imatrix: ImportanceMatrix) -> list[str]:
+    """Sentences, without a capital and a period, about what a matrix says too little of. It never
+    has the embeddings, and not the output."""
+    without = {
+        tensor.name: None
+        for plan in plans
+        for tensor in plan.tensors
+        if tensor.type != tensor.weight.type
+        and tensor.type.name not in _WITHOUT_IMPORTANCES
+        and tensor.name not in (*imatrix.entries, *EMBEDDINGS, OUTPUT)
+    }
+    lacking = [f"it has no importances for {first_names([*without])}"] if without else []
+    return [*imatrix.poor_coverage(), *lacking]
 
 
 def check_came_true(plan: QuantizationPlan, path: Path) -> None:
