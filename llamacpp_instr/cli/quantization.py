@@ -159,6 +159,8 @@ def quantize(
     with Quantizer(source, options) as quantizer:
         plans = [quantizer.plan(file_type) for file_type in paths]
         files = list(paths.values())
+        if not dry_run:
+            quantizer.check_outputs(plans, files, force)
         for sentence in doubts(plans, quantizer.imatrix) if quantizer.imatrix else ():
             notice(f"{imatrix}: {sentence}")
         fallbacks = sum(len(plan.fallbacks) for plan in plans) if strict else 0

@@ -29,6 +29,8 @@ _MOST_TEXTS = 100
 _TEXT_BYTES = 127  # maximum of a text in `llama_model_kv_override`; llama-quantize truncates it
 
 FEW_TOKENS = 8192
+"""after so many, the importance of a column of the demo model is 2 % off that after four times as
+many, at the median; the how-to has more"""
 
 
 class Sums(NamedTuple):

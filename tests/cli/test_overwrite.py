@@ -115,6 +115,7 @@ ALL = [
     Case("bench model.gguf -p 2 -n 1 --rounds 1 --logs logs -o {}",
          creates=("out", "logs", "logs/*")),
     Case(f"quality {SPLIT} model.gguf --text text.txt --ctx 16 --chunks 1 -o {{}}"),
+    Case(f"imatrix {SPLIT} --text text.txt --ctx 16 --chunks 1 -o {{}}"),
     Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} -o {{}}"),
     Case(f"blocks quantized.gguf {TENSOR} --reference {SPLIT} --heat-map {{}}", "out.svg"),
     Case(f"weights quantized.gguf --reference {SPLIT} -o {{}}"),
@@ -143,7 +144,8 @@ CASES = {case.option for case in ALL}
 READ_ONLY = {
     ("run", "--prompt-file"), ("compare", "--log"), ("compare", "--reference"),
     ("diverge", "--text"), ("run", "--lora"), ("debug", "--lora"),
-    ("quality", "--text"), ("blocks", "--reference"), ("quantize", "--imatrix"),
+    ("imatrix", "--text"), ("quality", "--text"), ("blocks", "--reference"),
+    ("quantize", "--imatrix"),
     ("recipe", "--imatrix"), ("recipe", "--text"), ("recipe", "--machine"), ("recipe", "--recipe"),
     ("weights", "--reference"), ("roofline", "--machine"), ("schedule", "--engines"),
     ("schedule", "--machine"), ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),

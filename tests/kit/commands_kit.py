@@ -26,6 +26,7 @@ _LESS = {
     "build": "--check",
     "run": "-n 6 --threads 1",
     "bench": "-p 32 -n 4 --rounds 2",
+    "imatrix": "--ctx 64 --chunks 2 --threads 1",
     "quality": "--ctx 64 --chunks 2 --threads 1",
     "recipe": "--chunks 1 --threads 1",
     "compare --types": "--rounds 1 -n 4 --threads 1",

@@ -18,6 +18,7 @@ TESTS = ROOT / "tests"
 LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 LOGS = TemporaryDirectory(prefix="instr-names-")
+IMATRIX = TESTS / "fuzz" / "corpus" / "imatrix" / "seed-imatrix.gguf"
 REPORTS = {
     "summary": f"summary {LOG}",
     "summary of llama-bench": f"summary {TESTS / 'fixtures' / 'llama-bench.log.gz'}",
@@ -38,6 +39,7 @@ REPORTS = {
     "validate": "validate demo -n 1 --threads 1",
     "diverge": "diverge demo demo --tokens 16 --threads 1",
     "inspect": "inspect demo",
+    "inspect of an importance matrix": f"inspect {IMATRIX}",
     "memory": f"memory {LOG}",
     "blocks": f"blocks {MODEL} blk.1.q4_k.weight",
     "weights": "weights demo blk.0.* --reference demo",

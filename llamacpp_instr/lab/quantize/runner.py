@@ -221,8 +221,8 @@ class Quantizer(Child):
             if needy and self.options.imatrix is None:
                 raise UsageError(
                     f"{plan.file_type} needs an importance matrix ({needy[0].name!r} would become "
-                    f"{needy[0].type}); compute one with llama-imatrix for `instr quantize "
-                    "--imatrix`"
+                    f"{needy[0].type}); compute one with `instr imatrix` or llama-imatrix for "
+                    "`instr quantize --imatrix`"
                 )
             if output.exists() and not output.is_file():
                 raise UsageError(
