@@ -24,12 +24,12 @@ from llamacpp_instr.lab.quality.logits import (
     DEFAULT_CTX,
     OutputOptions,
     check_comparison,
-    check_contexts,
     cut_chunks,
-    opened_models,
 )
-from llamacpp_instr.llama.engine import ContextOptions, ModelContext
+from llamacpp_instr.llama.crashes import last_words
+from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.generate import tokenize
+from llamacpp_instr.llama.log import Interrupt, captured
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.model.imatrix import Computed, Sums
 from llamacpp_instr.model.types import TYPES
@@ -120,20 +120,29 @@ def compute_imatrix(
     choice = ContextOptions(ctx=ctx, batch=batch, ubatch=batch, threads=options.threads)
     check_memory(file, choice)
     [tokens] = tokenize(file.path, [text], parse_special=False)
-    collector = Collector()
-    with opened_models([file]) as ((model,), log), ExitStack() as stack:
+    collector, interrupt = Collector(), Interrupt()
+    with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
+        stack.enter_context(last_words(lambda: (str(file.path), 1)))
+        model = stack.enter_context(LoadedModel(file.path, log))
+        if model.has_encoder:
+            raise UsageError(f"{file.path} is of T5's kind; only models of one part are computed")
         chunks = cut_chunks(model, tokens, ctx, options.chunks)
         folder = stack.enter_context(temporary_directory("instr-imatrix-"))
         debugging = stack.enter_context(debug(folder / "session.log", "minimal"))
         debugging.debugger.followers.append(collector)
         context = stack.enter_context(ModelContext(model, choice))
-        check_contexts([context])
+        n_parts = ceil(ctx / batch)
+        if n_parts > 1 and context.takes_whole_prompts:
+            raise UsageError(
+                f"{file.path} computes a whole chunk at once; give --batch {ctx}, or a smaller "
+                "--ctx"
+            )
         log.release()  # the input is valid
         for i, chunk in enumerate(chunks):
             context.clear()
             done = i * ctx
             # parts of about one length, so that none has too few rows
-            for part in np.array_split(chunk, ceil(ctx / batch)):
+            for part in np.array_split(chunk, n_parts):
                 # all logits: without them the last layer computes the last token only
                 context.decode(part.tolist(), all_logits=True)
                 done += len(part)

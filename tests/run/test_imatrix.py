@@ -94,13 +94,18 @@ def test_each_expert_has_the_sums_of_its_own_tokens(instr: Instr, text: Path) ->
     assert "Never reached" in done.stdout, "experts that no token used are named"
 
 
-# experts of three kinds; weights of three dimensions (latent attention); recurrent layers
+# experts of three kinds; weights of three dimensions (latent attention); recurrent; diffusion
 @pytest.mark.parametrize(
-    "name", ["llama-moe", "qwen2moe-moe", "gpt-oss-moe", "deepseek2-moe", "jamba-dense"]
+    "name",
+    ["llama-moe", "qwen2moe-moe", "gpt-oss-moe", "deepseek2-moe", "jamba-dense", "llada-dense"],
 )
 def test_that_of_other_architectures(instr: Instr, text: Path, name: str) -> None:
     model = random_models() / f"{name}.gguf"
     assert_equal(*computed(instr, model, text, chunks=2, ctx=128))
+
+
+def test_that_of_an_encoder(instr: Instr, models: Path, text: Path) -> None:
+    assert_equal(*computed(instr, models / "bert.gguf", text, chunks=2, ctx=64))
 
 
 def test_standard_input_and_output(instr: Instr, text: Path, environment: dict[str, str]) -> None:
@@ -137,7 +142,11 @@ def test_a_short_text_is_pointed_out(instr: Instr, text: Path) -> None:
         (("demo", "-o", "model.gguf", "--force"), "model.gguf is a model; name another file"),
         (("demo", "-o", "matrix.gguf"), "matrix.gguf exists; use --force"),
         (("matrix.gguf", "-o", "i.gguf"), "general.type is 'imatrix'; `instr inspect` shows"),
-        (("t5.gguf", "-o", "i.gguf"), "has an encoder"),
+        (("t5.gguf", "-o", "i.gguf"), "t5.gguf is of T5's kind"),
+        (
+            ("bert.gguf", "-o", "i.gguf", "--ctx", 64, "--batch", 32),
+            "bert.gguf computes a whole chunk at once; give --batch 64, or a smaller --ctx",
+        ),
         (("vocabulary.gguf", "-o", "i.gguf"), "only a vocabulary"),
         (("no_tokenizer.gguf", "-o", "i.gguf"), "has no tokenizer"),
     ],
@@ -147,7 +156,7 @@ def test_wrong_input_is_one_clear_line(
 ) -> None:
     folder = text.parent
     tiny_models.write_llama(folder / "model.gguf")
-    for name in ("t5", "vocabulary", "no_tokenizer"):
+    for name in ("t5", "bert", "vocabulary", "no_tokenizer"):
         (folder / f"{name}.gguf").write_bytes((models / f"{name}.gguf").read_bytes())
     small = ("--ctx", 16, "--chunks", 1)
     assert instr("imatrix", "demo", "--text", text, "-o", "matrix.gguf", *small).returncode == 0
