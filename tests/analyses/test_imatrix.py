@@ -19,7 +19,7 @@ EXPERTS = "blk.1.ffn_up_exps.weight"
 
 @pytest.fixture
 def matrix(tmp_path: Path) -> Path:
-    """Two attention tensors, and one of four experts of which the last two saw nothing."""
+    """Two attention tensors, and one of four experts; the last two saw nothing."""
     path = tmp_path / "imatrix.gguf"
     writer = gguf.GGUFWriter(path, "")
     writer.add_string("general.type", "imatrix")
