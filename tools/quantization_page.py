@@ -158,9 +158,9 @@ The demo model ships in F16. This table compares seven quantized file types with
   difference between two models. The difference is known much better; `instr quality` shows it.
 - Each bit less per weight costs about 6 dB of SQNR, whatever the type. A good type is above that
   line, a poor one below it.
-- A small model suffers more than a large one at the same bits. `instr recipe model-F16.gguf` prints such a table for
-  yours, and finds a mixture of types for it ([Choose the type of each tensor](make-a-recipe.md)). More about files that
-  you have:
+- A small model suffers more than a large one at the same bits. `instr recipe model-F16.gguf`
+  prints such a table for yours, and finds a mixture of types for it
+  ([Choose the type of each tensor](make-a-recipe.md)). More about files that you have:
 
 ```sh
 instr compare --types Q8_0,Q4_K_M model-F16.gguf -o comparison.html

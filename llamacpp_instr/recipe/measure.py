@@ -48,7 +48,7 @@ from llamacpp_instr.model.file import ModelFile, Weight, load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType
 
 PURE = ("Q2_K", "Q3_K_S", "IQ4_XS", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0")
-"""file types of which each tensor can have the main type, or what replaces it"""
+"""file types; a tensor can have the main type of each, or the type that replaces it"""
 PROBE = "Q4_K_S"
 """in the middle of them: effects are small enough to add up, and are not lost in rounding"""
 MOST_GROUPS = 32

@@ -13,7 +13,7 @@ from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import notice, progress_bar
 from llamacpp_instr.lab.quality.divergence import Estimate
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions
-from llamacpp_instr.lab.quantize.runner import Quantizer
+from llamacpp_instr.lab.quantize.runner import Quantizer, doubts
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.recipe.choose import Bounds, Chosen, choose, nearest
@@ -94,6 +94,9 @@ def compare_types(source: ModelFile, options: QuantizeOptions, text: Calibration
 def standard_plans(quantizer: Quantizer) -> list[QuantizationPlan]:
     """The plans of STANDARD; without those that need an importance matrix if there is none."""
     plans = [quantizer.plan(name) for name in STANDARD]
+    if quantizer.imatrix:
+        for doubt in doubts(plans, quantizer.imatrix):
+            notice(f"{quantizer.imatrix.path}: {doubt}")
     return [plan for plan in plans if quantizer.imatrix or not plan.needs_imatrix]
 
 
