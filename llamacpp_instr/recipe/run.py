@@ -137,7 +137,9 @@ def find_recipe(
     return Found(models, perplexity, measured, gap)
 
 
-_TRIES = 5
+_TRIES = 8
+_NEAR = 0.01
+"""A bound of bytes that is this near to one that is too large is not raised again."""
 
 
 def choose_types(
@@ -145,10 +147,11 @@ def choose_types(
 ) -> tuple[Recipe, float]:
     """The recipe within the limits, and by how many nats a better one might be better. `plans` are
     those of llama.cpp's types; the nearest has the tensors that were not measured. Memory and speed
-    of a mixture are no sums of those of its tensors to the last byte: what a mixture takes beyond a
-    limit tightens the bound of the next. Raises `UsageError` if nothing is within the limits."""
+    of a mixture are no sums of those of its tensors, because some types are repacked and all share
+    the caches: what a mixture takes beyond a limit tightens the bound of the next, and what it
+    leaves raises it again. Raises `UsageError` if nothing is within the limits."""
     source, machine = measured.source, limits.machine
-    file_bytes = limits.file_bytes(plans[0])
+    most = file_bytes = limits.file_bytes(plans[0])
     ns = None
     if machine is not None and limits.speed is not None:
         times, rest = tensor_times(source, measured.plans, machine)
@@ -163,6 +166,8 @@ def choose_types(
                 f" {beside:,} beside the weights; a smaller --ctx needs less"
             )
         file_bytes = of_memory if file_bytes is None else min(file_bytes, of_memory)
+    best: tuple[Recipe, float] | None = None
+    fits, too_much = 0, None
     for _ in range(_TRIES):
         at = source.n_bytes if file_bytes is None else file_bytes
         base = min(plans, key=lambda plan: abs(plan.file_bytes - at))
@@ -170,18 +175,29 @@ def choose_types(
         recipe = _recipe(measured, chosen, base, options)
         with planned(source, recipe, options) as (_, plan):
             pass
-        too_large = too_slow = 0.0
-        if limits.memory is not None:
-            too_large = context_memory(source, plan, limits.ctx) - limits.memory
         if ns is not None and machine is not None and limits.speed is not None:
             too_slow = predict_decode(source, plan, machine) - 1e9 / limits.speed
-        if too_large <= 0 and too_slow <= 0:
-            return recipe, chosen.gap
-        if too_large > 0 and file_bytes is not None:
-            file_bytes -= int(too_large)
-        if too_slow > 0 and ns is not None:
-            ns -= too_slow
-    raise UsageError("no mixture was found within the limits of memory and speed; relax one")
+            if too_slow > 0:
+                ns -= too_slow
+                continue
+        excess = 0
+        if limits.memory is not None:
+            excess = context_memory(source, plan, limits.ctx) - limits.memory
+        if excess <= 0:
+            best, fits = (recipe, chosen.gap), at
+        else:
+            too_much = at
+        if too_much is not None:
+            if best is not None and too_much - fits <= _NEAR * too_much:
+                break
+            file_bytes = (fits + too_much) // 2 if best is not None else at - excess
+        elif -excess > _NEAR * at and at not in (most, source.n_bytes):
+            file_bytes = min(at - excess, source.n_bytes if most is None else most)
+        else:
+            break
+    if best is None:
+        raise UsageError("no mixture was found within the limits of memory and speed; relax one")
+    return best
 
 
 def make_again(
