@@ -23,7 +23,7 @@ from llamacpp_instr.llama.log import Interrupt, captured
 
 _MAX_BYTES = 2 << 30
 """memory that a vocabulary and a chat template may take"""
-_SECONDS = 5
+_SECONDS = 2
 """CPU time that a template may take; real ones take milliseconds"""
 _TIME_IS_UP = getattr(signal, "SIGPROF", -1)
 """the signal that ends the process after that"""

@@ -27,6 +27,10 @@ STANDARD = (
 _OTHER_SEED = 1 << 20
 """far from those of the text that effects are measured on"""
 _LEAST_CTX = 8
+AT_ONCE = 10**9
+"""bytes of candidates that are compared in one run"""
+_PARTS = 1000
+"""of the progress of a candidate"""
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,23 @@ def verify(
     on_progress: OnProgress,
 ) -> tuple[Estimate, list[tuple[Divergence, Floats]]]:
     """The perplexity of the source, and the divergence of each candidate: its figures, and
-    (tokens,) KL divergences in nats. One candidate is in memory at a time."""
+    (tokens,) KL divergences in nats. As many candidates are in memory at a time as fit into
+    AT_ONCE, at least one."""
     options = OutputOptions(ctx=text.ctx, threads=text.threads)
     chunks = cut_calibration(source, text)
-    found = []
-    for done, candidate in enumerate(candidates):
+    found: list[tuple[Divergence, Floats]] = []
+    while len(found) < len(candidates):
+        part = [candidates[len(found)]]
+        for candidate in candidates[len(found) + 1 :]:
+            if sum(of.n_bytes for of in (*part, candidate)) > AT_ONCE:
+                break
+            part.append(candidate)
 
-        def advance(n: int, total: int, done: int = done) -> None:
-            on_progress(done * total + n, len(candidates) * total)
+        def advance(n: int, total: int, done: int = len(found), of: int = len(part)) -> None:
+            on_progress(round(n / total * of * _PARTS) + done * _PARTS, len(candidates) * _PARTS)
 
-        outputs = compare_outputs([source, candidate], chunks, options, advance)
-        found.append((outputs.divergences[0], outputs.kl[0]))
+        outputs = compare_outputs([source, *part], chunks, options, advance)
+        found += zip(outputs.divergences, outputs.kl, strict=True)
     return outputs.perplexity, found
 
 

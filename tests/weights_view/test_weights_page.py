@@ -47,15 +47,7 @@ HOSTILE = "blk.0.<img src=x onerror=alert(1)>"
 
 def look(address: str, steps: list[list[Any]], width: int = 1280, **more: Any) -> dict[str, Any]:
     """What Chromium shows after each step."""
-    request = {
-        "chromium": ui_kit.chromium(), "address": address, "width": width, "steps": steps, **more,
-    }  # fmt: skip
-    done = subprocess.run(
-        ["node", "weights.mjs"], cwd=ui_kit.KIT, input=json.dumps(request), capture_output=True,
-        text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen: dict[str, Any] = json.loads(done.stdout)
+    seen = ui_kit.run_script("weights.mjs", address=address, width=width, steps=steps, **more)
     assert (seen["errors"], seen["console"], seen["foreign"]) == ([], [], [])
     return seen
 
