@@ -67,7 +67,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "memory": "Print the memory that a model takes, or that a log recorded.",
         "imatrix": "Compute the importance matrix of a model from a text.",
         "quantize": "Quantize a model, or print the sizes that it would have.",
-        "recipe": "Choose a quantization, or the type of each tensor.",
+        "recipe": "Choose the quantization of a model, or the type of each tensor.",
         "quality": "Compare quantized models with the model they come from.",
         "diverge": "Find where two models part, op by op, and why.",
         "blocks": "Print the blocks of a quantized tensor of a model.",
