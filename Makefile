@@ -12,6 +12,8 @@
 # make test-devices more modes of Vulkan; 20 architectures, a real model and llama-bench on devices; minutes
 # make test-cuda    compile the CUDA backend for two GPUs, and test what reads CUPTI with stand-ins; needs no GPU, installs
 #                   NVIDIA's compiler (1 GB)
+# make test-edited  build the tree that `python -m tools.patches edit` made in EDITED, and test its library and its
+#                   llama-server, also of another release; with ccache if it is installed
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
@@ -58,7 +60,7 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-devices test-cuda test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test docker-test
+.PHONY: demo view test test-devices test-cuda test-edited test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test docker-test
 .PHONY: load mutate mutate-native fuzz release pictures quantization bench ui-kit clean
 
 demo: native
@@ -120,6 +122,20 @@ test-devices: native $(TEST_INSTALLED)
 
 test-cuda: native $(TEST_INSTALLED) $(CUDA_INSTALLED)
 	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/cuda_suite.py --durations=0 --durations-min=5
+
+# nothing is exported or installed: the tests find the library and the programs of that tree by their environment
+EDITED_BUILD = $(EDITED)-build
+EDITED_TESTS = tests/recording/test_recording.py tests/recording/test_llama_server.py tests/recording/test_llama_server_reuse.py
+CCACHE := $(shell command -v ccache)
+
+test-edited: $(TEST_INSTALLED)
+	@[ -n "$(EDITED)" ] || { echo "name the tree: make test-edited EDITED=DIR" >&2; exit 1; }
+	cmake -G Ninja -S $(EDITED)/vendor/llama.cpp -B $(EDITED_BUILD) -DCMAKE_BUILD_TYPE=Release \
+	    -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF \
+	    $(if $(CCACHE),-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache) $(CMAKE_ARGS)
+	cmake --build $(EDITED_BUILD) --target llama llama-server llama-speculative-simple
+	PYTHONPATH=$(EDITED) LLAMA_CPP_LIB_PATH=$(EDITED_BUILD)/bin EDITED_PROGRAMS=$(EDITED_BUILD)/bin \
+	    $(IN_SUITE) $(BIN)/python -m pytest -q $(EDITED_TESTS)
 
 test-docs: $(TEST_INSTALLED)
 	$(BIN)/python -m pytest tests/newcomer/suite.py --durations=0 --durations-min=1

@@ -29,8 +29,10 @@ Prompt: TypeAlias = "str | dict[str, Any]"
 
 @functools.cache
 def programs() -> Path:
-    """Directory of the recorded programs; minutes, unless they are in the cache."""
-    return build_programs()
+    """Directory of the recorded programs: that of `make test-edited`, or those of the patches;
+    minutes, unless they are in the cache."""
+    edited = os.environ.get("EDITED_PROGRAMS")
+    return Path(edited) if edited else build_programs()
 
 
 @dataclass(frozen=True)
