@@ -17,11 +17,11 @@ def sequence_problems(event: schema.StepBegin) -> list[str]:
 
 def _of_other_length(columns: dict[str, list[int] | None], n: int, other: str) -> list[str]:
     """Which columns do not have the length `n` of the `other`, one message each."""
-    return [
-        f"column `{name}` has {len(column)} entries, `{other}` has {n}"
-        for name, column in columns.items()
-        if column is not None and len(column) != n
-    ]
+    problems = []
+    for name, column in columns.items():
+        if column is not None and len(column) != n:
+            problems.append(f"column `{name}` has {len(column)} entries, `{other}` has {n}")
+    return problems
 
 
 def interval_problems(
@@ -29,6 +29,6 @@ def interval_problems(
 ) -> list[str]:
     """Why intervals are invalid, one message each; `columns` must be as long as `dur`."""
     problems = _of_other_length(columns, len(event.dur), "dur")
-    if sum(event.dur) + sum(event.gap or ()) > schema.LATEST:
+    if sum(event.gap or (), sum(event.dur)) > schema.LATEST:
         problems.append("an impossible time")
     return problems

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
@@ -49,6 +49,8 @@ Take: TypeAlias = Callable[[int, Any], None]
 Measured: TypeAlias = (
     "schema.Experts | schema.Layers | schema.Ops | schema.Splits | schema.TensorStats"
 )
+_SHORT = frozenset((schema.Graph, schema.Plan))
+"""events that may be written as their difference from an earlier one"""
 Takers: TypeAlias = Mapping[type[schema.Event], Callable[[Any], None]]
 
 
@@ -92,6 +94,10 @@ class Resolver:
         """begun and not ended"""
         self.open_marks: dict[int, tuple[int, schema.Mark]] = {}
         """with the line; begun and not ended"""
+        self._nameable: dict[str, Container[int]] = {
+            "model": self.models, "context": self.contexts, "graph": self.graphs,
+            "plan": self.plans, "compute": self.computes,
+        }  # fmt: skip
         self._given: defaultdict[str, Numbers] = defaultdict(Numbers)
         # the methods with the name of an event are its rules
         self._rules: dict[type[schema.Event], tuple[Check, Take]] = {
@@ -118,12 +124,12 @@ class Resolver:
         self.latest = event.t
         yield line, event
         for line, given in events:
-            if self.is_of_earlier_part(given):
+            if self._part > 1 and self.is_of_earlier_part(given):
                 continue
-            event = self.whole(given)
+            event = self.whole(given) if type(given) in _SHORT else given
             problem = next(self.problems(event), None)
             if problem is None:
-                self.take(line, event)
+                self._rules[type(event)][1](line, event)
                 if event.t > self.latest:
                     self.latest = event.t
                 yield line, event
@@ -452,7 +458,7 @@ class Resolver:
     _take_splits = _take_layers
 
     def _check_memory(self, event: schema.Memory | schema.Adapters | schema.Sync) -> Iterator[str]:
-        return self._known("context", event.ctx)
+        yield from self._known("context", event.ctx)
 
     def _take_memory(
         self, _line: int, event: schema.Memory | schema.Adapters | schema.Sync
@@ -500,10 +506,9 @@ class Resolver:
         given = number in self._given[what]
         return f"{what} {number} {_FORGOTTEN[what] if given else 'was never given'}"
 
-    def _known(self, what: str, number: int) -> Iterator[str]:
+    def _known(self, what: str, number: int) -> Sequence[str]:
         """Why a model, context, graph, plan or compute cannot be named, if so."""
-        if number not in getattr(self, f"{what}s"):
-            yield self._missing(what, number)
+        return () if number in self._nameable[what] else (self._missing(what, number),)
 
 
 _GRAPHS = schema.GRAPHS_KEPT
