@@ -407,10 +407,9 @@ class Resolver:
         compute, plan = computes.get(event.compute), self.plans.get(event.plan)
         if compute is None:
             yield self._missing("compute", event.compute)
-        yield from self._known("plan", event.plan)
         if plan is None:
-            return
-        if len(event.dur) != len(plan.event.node):
+            yield self._missing("plan", event.plan)
+        elif len(event.dur) != len(plan.event.node):
             yield f"{len(event.dur)} kernels, plan {event.plan} has {len(plan.event.node)}"
         elif compute and event.device:
             of = plan.event, plan.graph.event

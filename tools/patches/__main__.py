@@ -79,6 +79,7 @@ def _edit(options: argparse.Namespace) -> int:
         print(f"every patch applies to llama-cpp-python {onto}")
     print("look at what became of the patches:")
     print(f"  git range-diff {OLD}..{OLD_PATCHED} {PRISTINE}..HEAD")
+    print(f"compile and test it: make test-edited EDITED={directory}")
     print(f"then write into {patches / PIN_FILE}")
     print(f'  version = "{onto}"')
     print(f'  sha256 = "{upstream.sha256}"')
