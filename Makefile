@@ -14,7 +14,7 @@
 #                   NVIDIA's compiler (1 GB)
 # make test-edited  build the tree that `python -m tools.patches edit` made in EDITED, and test its library and its
 #                   llama-server, also of another release; with ccache if it is installed
-# make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 15 minutes
+# make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 20 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
 # make image-vulkan-test
