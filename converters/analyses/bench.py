@@ -236,7 +236,27 @@ def compare_configurations(
     for name, sessions in configurations:
         every = [of for session in sessions for of in find_repetitions(session)[0]]
         found += [(name, of) for of in grouped(every, lambda of: (of.n_prompt, of.n_gen)).values()]
-    first: dict[tuple[int, int], list[Repetition]] = {}
+    notes = machine_notes([(_name(of), _machines(of[1])) for of in configurations])
+    reports = [compare_speeds(found, notes), _machine_report(configurations, machine)]
+    if every_round:
+        each: list[list[Cell]] = [
+            [name, of.n_threads, of.name, number, of.ns, of.rate, session.path]
+            for name, sessions in configurations
+            for number, session in enumerate(sessions, 1)
+            for of in find_repetitions(session)[0]
+        ]
+        names = header("model", ("id", "threads"), "test", ("id", "round"))
+        columns = [*names, Column("time", "ns"), RATE[0], Column("log")]
+        reports.append(Report("Rounds", columns, each, labels=4))
+    return reports
+
+
+def compare_speeds(
+    found: Sequence[tuple[str, Sequence[Repetition]]], notes: Sequence[str] = ()
+) -> Report:
+    """The speed of each configuration, by name, in the repetitions of one of its tests, one for
+    each round, also against the first one."""
+    first: dict[tuple[int, int], Sequence[Repetition]] = {}
     for _, own in found:
         first.setdefault((own[0].n_prompt, own[0].n_gen), own)
     rows: list[list[Cell]] = []
@@ -254,24 +274,12 @@ def compare_configurations(
         "t/s is the mean of the rounds, ± their standard deviation. × first is the speed against"
         " the first configuration, in pairs of one round. The 95 % intervals, from and to, hold for"
         " the whole table at once.",
-        *machine_notes([(_name(of), _machines(of[1])) for of in configurations]),
+        *notes,
     ]
     if n < noise.MIN_BLOCKS:
         notes.append(f"Fewer than {noise.MIN_BLOCKS} rounds do not show the noise.")
     title = f"Tokens per second, {counted(n, 'round')} in turns"
-    reports = [Report(title, columns, rows, notes, labels=3, key="bench")]
-    reports.append(_machine_report(configurations, machine))
-    if every_round:
-        each: list[list[Cell]] = [
-            [name, of.n_threads, of.name, number, of.ns, of.rate, session.path]
-            for name, sessions in configurations
-            for number, session in enumerate(sessions, 1)
-            for of in find_repetitions(session)[0]
-        ]
-        names = header("model", ("id", "threads"), "test", ("id", "round"))
-        columns = [*names, Column("time", "ns"), RATE[0], Column("log")]
-        reports.append(Report("Rounds", columns, each, labels=4))
-    return reports
+    return Report(title, columns, rows, notes, labels=3, key="bench")
 
 
 def _interval(own: Sequence[Repetition], n_family: int) -> list[Cell]:

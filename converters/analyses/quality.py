@@ -35,7 +35,7 @@ def compute_quality(
     the divergence of its probabilities. `files` are the reference and its candidates. `text` is the
     name of the text, or None if the reference wrote it. `weights` are the errors of all weights of
     each candidate, if they were computed."""
-    reference, *names = short_names(files)
+    reference, *names = names_of(outputs, files)
     pairs = list(zip(names, outputs.divergences, strict=True))
     rows: list[list[Cell]] = [
         [
@@ -57,7 +57,7 @@ def compute_quality(
 
 def draw_divergence(outputs: Outputs, files: Sequence[ModelFile]) -> Chart:
     """The mean KL divergence of each candidate over the size of its file."""
-    candidates = zip(short_names(files)[1:], files[1:], outputs.divergences, strict=True)
+    candidates = zip(names_of(outputs, files)[1:], files[1:], outputs.divergences, strict=True)
     points = [Point(name, file.file_size / MIB, its.kl.value) for name, file, its in candidates]
     axis = "mean KL divergence, nats"
     return scatter_size_error("KL divergence against size", "file, MiB", axis, points)
@@ -71,10 +71,22 @@ def short_names(files: Sequence[ModelFile]) -> list[str]:
     return short
 
 
+def names_of(outputs: Outputs, files: Sequence[ModelFile]) -> list[str]:
+    """The names of the reference and its candidates: of their files, of their caches, or of both;
+    what all share is not named."""
+    names = short_names(files)
+    if not outputs.caches:
+        return names
+    caches = [cache.types.name for cache in outputs.caches]
+    if len({*names}) == 1:
+        return caches
+    return [f"{name}, {cache}" for name, cache in zip(names, caches, strict=True)]
+
+
 def _overview(
     outputs: Outputs, files: Sequence[ModelFile], text: str | None, weights: Sequence[Sums]
 ) -> Report:
-    names = short_names(files)
+    names = names_of(outputs, files)
     columns = header(
         "model", ("bytes", "size"), ("bits", "bits/weight"), ("decibel", "SQNR"),
         ("perplexity", "perplexity", "± ppl"), ("ratio", "ppl ratio"),
@@ -98,7 +110,7 @@ def _overview(
         "tokens scored": (outputs.n_scored, "count"),
         "seed": (None if text else outputs.seed, "count"),
     }
-    written = f"written by {names[0]} itself (temperature 1, seed {outputs.seed})"
+    written = f"written by {short_names(files)[0]} itself (temperature 1, seed {outputs.seed})"
     chunks = f"{counted(outputs.n_chunks, 'chunk')} of {counted(outputs.ctx, 'token')}"
     notes = [
         f"Text: {text or written}; {chunks}. The {outputs.n_scored:,} tokens in the second halves "

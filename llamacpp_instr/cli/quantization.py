@@ -8,7 +8,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from click import Choice, IntRange
 
@@ -185,14 +185,17 @@ def _override(text: str) -> tuple[str, GgmlType]:
     return pattern, parse_tensor_type(name)
 
 
-@cli.command("instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf")
+@cli.command(
+    "instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf",
+    "instr quality model.gguf --cache-type-k q8_0,q4_0 --cache-type-v q8_0 --ctx 256",
+)
 def quality(
     reference: str = cli.argument(metavar="REF"),
-    candidates: tuple[str, ...] = cli.argument(metavar="CANDIDATE...", nargs=-1, required=True),
+    candidates: tuple[str, ...] = cli.argument(metavar="[CANDIDATE...]", nargs=-1),
     text: str | None = cli.option(
         "Text to predict; - is standard input.  [default: REF generates it]", "FILE"
     ),
-    given: dict[str, int | None] = cli.gathered(
+    given: dict[str, Any] = cli.gathered(
         dict,
         ctx=cli.option("Length of a chunk.  [default: 512]", "TOKENS", int),
         chunks=cli.option(
@@ -208,6 +211,8 @@ def quality(
             "TOKENS",
             int,
         ),
+        cache_type_k=cli.option("Storage types of the K cache.  [default: f16]", "TYPE,…"),
+        cache_type_v=cli.option("Storage types of the V cache.  [default: f16]", "TYPE,…"),
     ),
     only: str | None = cli.option(
         "Compare only these, not both.", type=Choice(["outputs", "weights"])
@@ -219,15 +224,23 @@ def quality(
     the text's own tokens (Δp), how often both have the same most probable token, and the error of
     each weight.
 
+    With types of the cache, each CANDIDATE has a cache of each type of K with each type of V, and
+    REF has one of f16; without CANDIDATE, REF is compared with itself. The differences are listed
+    by position in the context too, and beside them the memory and the speed of each cache.
+
     All models run side by side, so no logits are stored. On the same text the figures equal those
     of llama-perplexity. A model is a GGUF file, or demo for the demo model.
     """
+    from llamacpp_instr.converters.analyses import caches as cache_analysis
     from llamacpp_instr.converters.analyses import quality as analysis
     from llamacpp_instr.converters.analyses.weights import draw_errors, weight_error_reports
+    from llamacpp_instr.lab.quality.caches import parse_cache_types
+    from llamacpp_instr.lab.quality.divergence import CacheTypes
     from llamacpp_instr.lab.quality.logits import OutputOptions, check_comparison, compare_outputs
     from llamacpp_instr.lab.weights.figures import Sums
     from llamacpp_instr.lab.weights.measure import compute_weight_errors
     from llamacpp_instr.llama.native import import_llama_cpp
+    from llamacpp_instr.llama.threads import default_threads
     from llamacpp_instr.model.file import load_model_file
 
     threads = given.pop("threads")
@@ -235,9 +248,22 @@ def quality(
         raise UsageError("--seed has no effect with --text; leave one out")
     for name, value in {"text": text, **given}.items():
         if only == "weights" and value is not None:
-            raise UsageError(f"--{name} has no effect with --only weights; leave one out")
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} has no effect with --only weights; leave one out")
+    types = parse_cache_types(given.pop("cache_type_k"), given.pop("cache_type_v"))
+    if not candidates:  # REF itself has a cache of f16
+        types = [of for of in types if of != CacheTypes()]
+    if not candidates and not types:
+        raise UsageError(
+            "name a CANDIDATE, or a type of the cache other than f16, as in --cache-type-k q8_0"
+        )
     output.check(reference, *candidates, text)
     files = [load_model_file(name) for name in (reference, *candidates)]
+    compared, caches = files, []
+    if types:
+        pairs = [(file, of) for file in files[1:] or files for of in types]
+        compared = [files[0], *(file for file, _ in pairs)]
+        caches = [CacheTypes(), *(of for _, of in pairs)]
     chosen = {name: value for name, value in given.items() if value is not None}
     options = OutputOptions(threads=threads, **chosen)
     if only != "weights":
@@ -257,17 +283,24 @@ def quality(
     if only != "weights":
         words = None if text is None else cli.read_text(text)
         with progress_bar("Comparing outputs") as on_progress:
-            outputs = compare_outputs(files, words, options, on_progress)
+            outputs = compare_outputs(compared, words, options, on_progress, caches)
         weights = [sum((error.sums for error in its), start=Sums()) for its in errors]
+        weights = [of_file for of_file in weights for _ in range(max(len(types), 1))]
+        if caches:
+            reports += cache_analysis.cache_reports(outputs, compared, threads or default_threads())
+            charts += cache_analysis.draw_caches(outputs, compared)
         source = "standard input" if text == "-" else text
-        reports += analysis.compute_quality(outputs, files, source, weights)
-        charts.append(analysis.draw_divergence(outputs, files))
+        reports += analysis.compute_quality(outputs, compared, source, weights)
+        if candidates:
+            charts.append(analysis.draw_divergence(outputs, compared))
     for name, its in zip(names[1:], errors, strict=False):  # empty if only outputs are compared
         of_model = weight_error_reports(its, names[0], name)
         # the last table is the one of tensors
         reports += of_model if tensors or output.form in ("json", "html") else of_model[:-1]
-    charts += draw_errors(dict(zip(names[1:], errors, strict=False)))
-    output.write(reports, charts=charts, title=f"Quality against {names[0]}")
+    if candidates:
+        charts += draw_errors(dict(zip(names[1:], errors, strict=False)))
+    what = f"Quality against {names[0]}" if candidates else f"KV caches of {names[0]}"
+    output.write(reports, charts=charts, title=what)
 
 
 @cli.command(

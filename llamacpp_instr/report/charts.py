@@ -186,14 +186,33 @@ def scatter_size_error(
     omitted."""
     kept = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
     errors = [point.y for point in kept]
-    if errors and min(errors) > 0 and max(errors) > 10 * min(errors):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda error, _: f"{error:g}")
-        axes.yaxis.set_minor_formatter(lambda _error, _: "")
+    _error_axis(axes, errors)
     axes.margins(x=0.12, y=0.14)
     axes.scatter([point.x for point in kept], errors, s=36, color=COLORS[0], zorder=3)
     axes.set(xlabel=drawn_text(x_axis), ylabel=drawn_text(y_axis))
     _label_points(figure, axes, kept)
+
+
+@_chart
+def lines_by_range(
+    figure: Any,
+    axes: Any,
+    x_axis: str,
+    y_axis: str,
+    ranges: Sequence[str],
+    lines: Mapping[str, Values],
+) -> None:
+    """A line for each candidate: its error in each of `ranges`, which are consecutive. The axis of
+    the error is that of `scatter_size_error`."""
+    import numpy as np
+
+    values = [_gapped(line) for line in lines.values()]
+    _error_axis(axes, [error for line in values for error in line[np.isfinite(line)].tolist()])
+    drawn = []
+    for i, line in enumerate(values):
+        drawn += axes.plot(ranges, line, color=color_of(i), marker="o", markersize=3.5)
+    axes.set(xlabel=drawn_text(x_axis), ylabel=drawn_text(y_axis))
+    add_legend(figure, drawn, list(lines))
 
 
 @_chart
@@ -473,6 +492,14 @@ def _gapped(values: Values) -> Float64:
 
     found = np.array(values, np.float64)
     return np.where(np.isfinite(found), found, np.nan)
+
+
+def _error_axis(axes: Any, errors: Sequence[float]) -> None:
+    """Logarithmic if all are above zero and span more than a decade."""
+    if errors and min(errors) > 0 and max(errors) > 10 * min(errors):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda error, _: f"{error:g}")
+        axes.yaxis.set_minor_formatter(lambda _error, _: "")
 
 
 def _layer_axis(axes: Any, layers: Sequence[str]) -> None:

@@ -54,10 +54,10 @@ def perplexity(*arguments: object, until: str) -> str:
     raise AssertionError(f"no {until!r} in {done.stdout}{done.stderr}")
 
 
-def divergence(model: Path, logits: Path) -> dict[str, tuple[float, float]]:
+def divergence(model: Path, logits: Path, *options: str) -> dict[str, tuple[float, float]]:
     """llama-perplexity's figures of a candidate: values and errors by name, shares in percent."""
     compare = ("--kl-divergence", "--kl-divergence-base", logits)
-    printed = perplexity("-m", model, *compare, until="Same top p:")
+    printed = perplexity("-m", model, *compare, *options, until="Same top p:")
     lines = re.finditer(r"^ *(\S.*?) *: +([-\d.]+)%?(?: ± +([\d.]+))?", printed, re.M)
     return {" ".join(line[1].split()): (float(line[2]), float(line[3] or 0)) for line in lines}
 

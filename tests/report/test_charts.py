@@ -39,6 +39,9 @@ CHARTS: dict[str, Callable[[], Chart]] = {
     "map": lambda: charts.map_by_layer(
         "Values", "token", LAYERS, [[1, 20], [None, 2], [math.nan]], ["$Hi$", "<b>\x1b[31m"]
     ),
+    "ranges": lambda: charts.lines_by_range(
+        "Growth", "tokens", "KL", ["1-32", "33-64"], {"a": [1, 20], "b": [2, None]}
+    ),
     "points": lambda: charts.scatter_size_error("Cost", "MiB", "KL", [Point("a", 1, 2)]),
 }
 
@@ -148,6 +151,16 @@ def test_labels_of_points_overlap_neither_each_other_nor_the_edge(seed: int) -> 
     room = axes.get_window_extent()
     assert all(room.x0 <= t.x0 and t.x1 <= room.x1 for t in texts)
     assert all(room.y0 <= t.y0 and t.y1 <= room.y1 for t in texts)
+
+
+def test_errors_of_ranges_are_lines_over_their_names() -> None:
+    lines = {"a": [1.0, 20.0], "b": [3.0, 4.0]}
+    figure = drawn(charts.lines_by_range("Growth", "tokens", "KL", ["1-32", "33-64"], lines))
+    (axes,) = figure.axes
+    assert [line.get_ydata().tolist() for line in axes.get_lines()] == list(lines.values())
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1-32", "33-64"]
+    assert (axes.get_xlabel(), axes.get_yscale()) == ("tokens", "log")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
 def test_points_that_are_nowhere_are_left_out() -> None:

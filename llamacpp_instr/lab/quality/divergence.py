@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ FEW_TOKENS = 100
 # values of a block of rows: all its arrays together fit into the processor's cache
 _BLOCK = 2**17
 _FEW_FOR_ERRORS = 10
+_PROMPT, _FOLLOWING = 512, 16
+"""tokens of the prompt of a round at most, and after it"""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,56 @@ class Divergence:
     """share of the tokens for which both models have the same most probable next token"""
 
 
+class CacheTypes(NamedTuple):
+    """The storage types of a cache."""
+
+    k: str = "f16"
+    v: str = "f16"
+
+    @property
+    def name(self) -> str:
+        return self.k if self.k == self.v else f"K {self.k}, V {self.v}"
+
+
+@dataclass(frozen=True)
+class CacheCost:
+    """The memory of a cache, and the times in its context, ns."""
+
+    types: CacheTypes
+    n_bytes: int
+    rounds: Sequence[tuple[int, int]]
+    """of a prompt, and of the tokens that follow it (`round_of`)"""
+
+
+class Round(NamedTuple):
+    """What is timed at the end of a context, in tokens."""
+
+    depth: int
+    """before the prompt"""
+    prompt: int
+    following: int
+    """one by one"""
+
+
+def round_of(ctx: int) -> Round:
+    """That of a context of `ctx` tokens, which it fills."""
+    following = min(_FOLLOWING, ctx // 2)
+    prompt = min(_PROMPT, ctx - following)
+    return Round(ctx - following - prompt, prompt, following)
+
+
+@dataclass(frozen=True)
+class AtPositions:
+    """The figures of the predictions from `first` to `last` tokens of context."""
+
+    first: int
+    last: int
+    n_scored: int
+    perplexity: Estimate
+    """the reference's"""
+    divergences: list[Divergence]
+
+
 @dataclass(frozen=True)
 class Outputs:
     """The figures of a reference and its candidates over one text."""
@@ -82,6 +134,10 @@ class Outputs:
     """of the text that the reference wrote; None if a text was given"""
     kl: Sequence[Floats] = ()
     """(tokens,) in nats, of each candidate"""
+    caches: Sequence[CacheCost] = ()
+    """of the reference and its candidates, if types of the cache are compared"""
+    by_position: Sequence[AtPositions] = ()
+    """of ranges of positions, which cover the chunk, if types of the cache are compared"""
 
 
 class Scores:
@@ -109,6 +165,19 @@ class Scores:
                 same_top = reference.top == candidate.top
                 nll = candidate.nll(next_tokens[rows])
                 kept.append((nll, reference.kl_divergence(candidate), same_top))
+
+    def within(self, period: int, positions: slice) -> Scores:
+        """Those of some positions of every chunk, which has `period` scored ones."""
+        chosen = Scores(self.names)
+
+        def cut(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+            return np.concatenate(values).reshape(-1, period)[:, positions].ravel()
+
+        chosen._nll = [cut(self._nll)]
+        chosen._candidates = [
+            [tuple(cut(of) for of in zip(*kept, strict=True))] for kept in self._candidates
+        ]
+        return chosen
 
     @property
     def n_tokens(self) -> int:

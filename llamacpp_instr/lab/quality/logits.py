@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,15 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import InstrError, UsageError
 from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.lab.quality.divergence import Outputs, Scores
+from llamacpp_instr.lab.quality.caches import ROUNDS, options_of, plan_caches, time_in_turns
+from llamacpp_instr.lab.quality.divergence import (
+    AtPositions,
+    CacheCost,
+    CacheTypes,
+    Outputs,
+    Scores,
+    round_of,
+)
 from llamacpp_instr.llama.crashes import last_words
 from llamacpp_instr.llama.engine import ComputeError, ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.generate import Sampler, Sampling, tokenize
@@ -42,6 +51,8 @@ DEFAULT_SEED = 1
 
 _LOGITS_BYTES = 64 * 2**20
 _MIN_CTX = 8
+_SHORTEST = 32
+"""positions of a range at least, if the context has more"""
 # ggml uses other kernels below 64 rows, which changes the fourth digit of a perplexity
 _ROWS, _MAX_BATCH = 64, 512
 _TOKENS = "tokenizer.ggml.tokens"
@@ -168,43 +179,59 @@ def compare_outputs(
     text: str | Sequence[Sequence[int]] | None,
     options: OutputOptions,
     on_progress: OnProgress = lambda *_: None,
+    caches: Sequence[CacheTypes] = (),
 ) -> Outputs:
     """The perplexity of a reference (the first of `files`) and of candidates (the others), and the
     divergence of each candidate on `text`, on chunks of `options.ctx` tokens, or on text that the
     reference writes if it is None.
 
-    As in llama-perplexity, the predictions of the second half of each chunk are scored.
+    As in llama-perplexity, the predictions of the second half of each chunk are scored. With
+    `caches`, one for each of `files`, also those of the first half, but only by position; and the
+    memory and the time of each cache are measured.
     `on_progress` gets (tokens computed, tokens to compute). Raises `UsageError` for models or
     options that cannot be compared, `NativeError` without the patched library, `InstrError` if a
     model fails.
     """
     check_comparison(files, options)
-    for file in files:
-        check_memory(file, ContextOptions(ctx=options.ctx, threads=options.threads))
+    every = [options_of(types) for types in caches or [CacheTypes()] * len(files)]
+    for file, of in zip(files, every, strict=True):
+        check_memory(file, replace(of, ctx=options.ctx, threads=options.threads))
     tokens = None
     if isinstance(text, str):
         [tokens] = tokenize(files[0].path, [text], parse_special=False)
-    with opened_models(files) as (models, log), ExitStack() as stack:
+    # each is loaded once, also for several caches
+    distinct = list({file.path: file for file in files}.values())
+    with opened_models(distinct) as (models, log), ExitStack() as stack:
         reference = models[0]
         ctx = options.ctx or _default_ctx(reference)
         batch = options.batch or _choose_batch(reference.n_vocab)
-        choice = ContextOptions(ctx=ctx, batch=batch, ubatch=batch, threads=options.threads)
         # report errors of the text before memory is allocated
         cut = None if text is None or isinstance(text, str) else text
         if tokens is not None:
             cut = cut_chunks(reference, tokens, ctx, options.chunks)
-        contexts = [stack.enter_context(ModelContext(model, choice)) for model in models]
+        n_bytes = plan_caches(files, caches, ctx) if caches else []
+        model_of = {model.path: model for model in models}
+        contexts = [
+            stack.enter_context(
+                ModelContext(
+                    model_of[file.path],
+                    replace(of, ctx=ctx, batch=batch, ubatch=batch, threads=options.threads),
+                )
+            )
+            for file, of in zip(files, every, strict=True)
+        ]
         check_contexts(contexts)
         n_chunks = (options.chunks or WRITTEN_CHUNKS) if cut is None else len(cut)
         n_written = n_chunks * (ctx - 1) if cut is None else 0
-        done, total = 0, n_chunks * ctx * len(models) + n_written
+        n_timed = ROUNDS * (ctx - round_of(ctx).depth) if caches else 0
+        done, total = 0, (n_chunks * ctx + n_timed) * len(files) + n_written
 
         def advance(n: int) -> None:
             nonlocal done
             done += n
             on_progress(done, total)
 
-        scores = Scores([str(model.path) for model in models])
+        scores = Scores([str(file.path) for file in files])
         chunks: Iterator[Sequence[int]]
         if cut is None:
             at_once = ContextOptions(ctx=ctx, threads=options.threads)
@@ -213,17 +240,42 @@ def compare_outputs(
         else:
             chunks = iter(cut)
         log.release()  # the input is valid
+        first = 0 if caches else ctx // 2
         for chunk in chunks:
-            _score(chunk, contexts, batch, scores, advance)
+            _score(chunk, contexts, batch, scores, first, advance)
+        times = time_in_turns(contexts, chunk, batch, advance) if caches else []
+    n_positions = ctx - 1 - first
+    second_half = scores.within(n_positions, slice(ctx // 2 - first, None))
     return Outputs(
-        perplexity=scores.perplexity(),
-        divergences=scores.divergences(),
-        n_scored=scores.n_tokens,
+        perplexity=second_half.perplexity(),
+        divergences=second_half.divergences(),
+        n_scored=second_half.n_tokens,
         n_chunks=n_chunks,
         ctx=ctx,
         seed=options.seed if cut is None else None,
-        kl=scores.kl(),
+        kl=second_half.kl(),
+        caches=list(map(CacheCost, caches, n_bytes, times)),
+        by_position=[
+            AtPositions(
+                positions.start + 1,
+                positions.stop,
+                part.n_tokens,
+                part.perplexity(),
+                part.divergences(),
+            )
+            for positions in (_doubling(ctx) if caches else ())
+            for part in [scores.within(n_positions, positions)]
+        ],
     )
+
+
+def _doubling(ctx: int) -> list[slice]:
+    """The positions of a chunk that are scored, in ranges; each is about as long as all before it
+    together, and the last is the half that llama-perplexity scores."""
+    ends = [ctx - 1, ctx // 2]
+    while ends[-1] >= 2 * _SHORTEST:
+        ends.append(ends[-1] // 2)
+    return [slice(begin, end) for begin, end in pairwise([0, *reversed(ends)])]
 
 
 def _score(
@@ -231,18 +283,18 @@ def _score(
     contexts: Sequence[ModelContext],
     batch: int,
     scores: Scores,
+    first: int,
     advance: Callable[[int], None],
 ) -> None:
-    """Compute a chunk in all contexts, and score the token after each position of its second half.
-    The first half only provides the context."""
-    middle = len(chunk) // 2
+    """Compute a chunk in all contexts, and score the token after each position from `first`, which
+    is 0 or its middle. What precedes it only provides the context."""
     for context in contexts:
         context.clear()
     for start, end in _slices(len(chunk), batch):
         for context in contexts:
-            context.decode(chunk[start:end], all_logits=start >= middle)
+            context.decode(chunk[start:end], all_logits=start >= first)
             advance(end - start)
-        if start >= middle:
+        if start >= first:
             next_tokens = np.array(chunk[start + 1 : end + 1], np.intp)
             logits = [logits_of(context, len(next_tokens)) for context in contexts]
             scores.add(logits, next_tokens)
