@@ -87,14 +87,15 @@ def inspect(
     seen of each role, the experts that it never reached, and outlier channels: those whose mean
     square is above 100 times the median of the tensor.
     """
-    from llamacpp_instr.converters.analyses import imatrix as importance
     from llamacpp_instr.converters.analyses import inspect as inspection
     from llamacpp_instr.converters.analyses.memory import chart_bits_by_layer, stored_in_file
-    from llamacpp_instr.model.file import load_any_file
-    from llamacpp_instr.model.imatrix import is_imatrix, load_imatrix
+    from llamacpp_instr.model.file import is_imatrix, load_any_file
 
     output.check(model)
     if is_imatrix(Path(model)):
+        from llamacpp_instr.converters.analyses import imatrix as importance
+        from llamacpp_instr.model.imatrix import load_imatrix
+
         matrix = load_imatrix(Path(model))
         every = importance.imatrix_tensors(matrix)
         reports = importance.imatrix_reports(matrix)

@@ -53,8 +53,8 @@ def imatrix(
     )
     from llamacpp_instr.base.system import temporary_directory
     from llamacpp_instr.lab.quality.logits import OutputOptions
-    from llamacpp_instr.model.file import load_model_file
-    from llamacpp_instr.model.imatrix import is_imatrix, load_imatrix, write_imatrix
+    from llamacpp_instr.model.file import is_imatrix, load_model_file
+    from llamacpp_instr.model.imatrix import load_imatrix, write_imatrix
     from llamacpp_instr.run.imatrix import compute_imatrix
 
     check_model_output(output, force)

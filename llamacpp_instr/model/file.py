@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.output import file_mode
+from llamacpp_instr.base.output import begins_as_model, file_mode
 from llamacpp_instr.model.header import ARRAY, ArrayInfo, Header, Scalar, quoted, read_header
 from llamacpp_instr.model.types import FILE_TYPES, TYPES, GgmlType, type_of
 
@@ -211,6 +211,14 @@ def load_any_file(name: str | Path) -> ModelFile:
                 )
         model.weights.extend(weights)
     return model
+
+
+def is_imatrix(path: Path) -> bool:
+    """Whether a file is an importance matrix: GGUF that says so, or another one named `.dat`. False
+    for one that cannot be read."""
+    if not begins_as_model(path):
+        return path.suffix == ".dat"
+    return "imatrix.chunk_count" in read_header(path).metadata
 
 
 def kind_of(header: Header) -> Scalar:

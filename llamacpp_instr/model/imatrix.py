@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.base.output import begins_as_model, file_mode
+from llamacpp_instr.base.output import file_mode
 from llamacpp_instr.base.terminal import counted, first_names
 from llamacpp_instr.model.header import Header, TensorInfo, read_array, read_header
 
@@ -99,14 +99,6 @@ class ImportanceMatrix:
             "quantize.imatrix.chunks_count": self.n_chunks if self.n_chunks > 0 else None,
         }
         return {key: value for key, value in found.items() if value is not None}
-
-
-def is_imatrix(path: Path) -> bool:
-    """Whether a file is an importance matrix: GGUF that says so, or another one named `.dat`. False
-    for one that cannot be read."""
-    if not begins_as_model(path):
-        return path.suffix == ".dat"
-    return "imatrix.chunk_count" in read_header(path).metadata
 
 
 def load_imatrix(path: Path) -> ImportanceMatrix:

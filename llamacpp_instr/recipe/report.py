@@ -81,7 +81,7 @@ def type_reports(
     notes.append("A type is beaten by another that is not larger, not slower and diverges no more.")
     best = recommended(types, beaten)
     notes.append(_why(types, best))
-    return [Report("Types of llama.cpp", columns, rows, notes, key="types").filled()]
+    return [Report("Types of llama.cpp", columns, rows, notes, key="types")]
 
 
 LITTLE = 0.01

@@ -349,7 +349,7 @@ def test_wrong_input(instr: Instr, logs: dict[str, Path], models: Path, tmp_path
     assert needy.returncode == 2
     begun, why = needy.stderr.splitlines()
     assert begun == "quantizing demo.gguf to IQ2_XS"
-    assert "compute one with llama-imatrix for `instr quantize --imatrix`" in why
+    assert "compute one with `instr imatrix`" in why
     long = instr("compare", "--types", "Q4_0", "demo", "-p", "a " * 600, "--rounds", 1)
     assert "the context holds 512; make the context larger" in long.stderr
     assert "--ctx" not in long.stderr

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 from tests.kit.in_process import printed
 from tests.kit.native_kit import ROOT
+from tests.kit.tiny_models import write_llama
 
 PAGE = ROOT / "docs" / "reference" / "json.md"
 TESTS = ROOT / "tests"
@@ -19,6 +20,8 @@ LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 LOGS = TemporaryDirectory(prefix="instr-names-")
 IMATRIX = TESTS / "fuzz" / "corpus" / "imatrix" / "seed-imatrix.gguf"
+TINY = write_llama(Path(LOGS.name) / "tiny.gguf")
+MACHINE = TESTS / "fixtures" / "machine.json"
 REPORTS = {
     "summary": f"summary {LOG}",
     "summary of llama-bench": f"summary {TESTS / 'fixtures' / 'llama-bench.log.gz'}",
@@ -50,8 +53,8 @@ REPORTS = {
 """each command that prints a report, with little to do"""
 MEASURED = {
     "bench": f"bench demo -p 8 -n 2 --threads 1 --rounds 1 --force --logs {LOGS.name}",
-    "types": f"recipe demo --chunks 1 --threads 1 --machine {TESTS / 'fixtures' / 'machine.json'}",
-    "recipe": f"recipe demo --bpw 5 --chunks 1 --threads 1 --force -o {LOGS.name}/recipe.gguf",
+    "types": f"recipe {TINY} --chunks 1 --threads 1 --machine {MACHINE}",
+    "recipe": f"recipe {TINY} --bpw 9 --chunks 1 --threads 1 --force -o {LOGS.name}/recipe.gguf",
 }
 """those whose numbers differ each time, or that take seconds"""
 

@@ -6,10 +6,12 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamacpp_instr.cli.options import bytes_of_size
 from llamacpp_instr.model.file import Weight
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.recipe.choose import Bounds, choose, nearest
@@ -68,6 +70,15 @@ def test_what_is_impossible_names_the_nearest() -> None:
     assert "the smallest file has 90 bytes, and 70 are left" in nearest(tensors, Bounds(60), 10)
     assert "in 4e-05 ms for each token, and 3e-05 ms" in nearest(tensors, Bounds(None, 30), 0)
     assert "none is both small and fast enough" in nearest(tensors, Bounds(80, 40), 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "n_bytes"),
+    [("4.5GB", 4_500_000_000), ("1MB", 10**6), ("1.5 mb", 1_500_000), ("0.001TB", 10**9)],
+)
+def test_a_size_may_have_decimals(size: str, n_bytes: int) -> None:
+    option = click.Option(["--size"])
+    assert bytes_of_size(click.Context(click.Command("recipe")), option, size) == n_bytes
 
 
 def weights(n_layers: int) -> list[Weight]:

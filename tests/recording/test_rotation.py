@@ -245,6 +245,8 @@ def test_parts_of_an_older_log_are_not_overwritten(
     assert not old.exists() or list(check_log(old)) == []
 
 
-@pytest.mark.parametrize("size", ["1", "10KB", "many", "-1GB", "1.5GB", "10000000TB"])
+@pytest.mark.parametrize(
+    "size", ["1", "10KB", "0.9MB", "many", "-1GB", "1.5.2GB", ".5GB", "10000000TB"]
+)
 def test_a_size_that_is_none(instr: Instr, size: str) -> None:
     assert_refused(instr("exec", "--rotate", size, "--", "true"), repr(size))
