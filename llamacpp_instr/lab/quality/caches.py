@@ -26,7 +26,7 @@ def options_of(types: CacheTypes) -> ContextOptions:
 
 def parse_cache_types(k: str | None, v: str | None) -> list[CacheTypes]:
     """Every type of K with every type of V, as in llama-bench; both are lists with commas, and f16
-    if they are None. None of both is no cache. Raises `UsageError` for what is no type."""
+    if they are None. The list is empty if both are. Raises `UsageError` for an unknown type."""
     if k is None and v is None:
         return []
     found = [
