@@ -66,6 +66,13 @@ def planned(
         if wrong:
             what = f"it has no tensor {wrong[0]!r}"
         raise UsageError(f"{source.path} is not the model of the recipe, {recipe.source}: {what}")
+    if recipe.imatrix is not None and options.imatrix is None:
+        raise UsageError(
+            f"the recipe was made with the importance matrix {recipe.imatrix}; give it with"
+            " --imatrix"
+        )
+    if recipe.imatrix is None and options.imatrix is not None:
+        raise UsageError("the recipe was made without an importance matrix; leave out --imatrix")
     with Quantizer(source, options_of(recipe, options)) as quantizer:
         plan = quantizer.plan(recipe.file_type)
         for tensor in plan.tensors:

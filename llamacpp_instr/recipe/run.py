@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.output import open_output
-from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.system import need, temporary_directory
 from llamacpp_instr.base.terminal import notice, progress_bar
 from llamacpp_instr.lab.quality.divergence import Estimate
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions
@@ -116,6 +116,7 @@ def find_recipe(
     """The mixture within the limits with the least predicted KL divergence. It is written to
     `output`, with the files that say how to make it beside it, and verified on the second text.
     Raises `UsageError` if nothing is within the limits."""
+    need("schedule")  # before hours of measuring
     with (
         progress_bar(f"Measuring errors of {source.path.name}") as on_errors,
         progress_bar("Measuring effects on the output") as on_effects,

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from llamacpp_instr.base import system
+from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions, parse_tensor_type
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
@@ -17,6 +19,7 @@ from llamacpp_instr.llama.generate import tokenize
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.recipe import measure as measuring
 from llamacpp_instr.recipe.measure import Calibration, Measured, measure, weighted_errors
+from llamacpp_instr.recipe.run import Limits, find_recipe
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
 from tests.kit.native_kit import DEMO, ROOT, unpatched_library
@@ -275,6 +278,10 @@ def test_an_importance_matrix_is_used(
     assert recipe["imatrix"] == "imatrix.gguf"
     written = load_model_file(tmp_path / "mix.gguf").metadata
     assert written["quantize.imatrix.file"] == "imatrix.gguf"
+    again = ("recipe", "demo", "--recipe", "mix.json", "-o", "again.gguf")
+    assert_refused(instr(*again), "made with the importance matrix imatrix.gguf; give it with")
+    assert instr(*again, "--imatrix", "imatrix.gguf").returncode == 0
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "mix.gguf").read_bytes()
 
 
 # --- which type? ---
@@ -330,6 +337,18 @@ def test_wrong_input_is_one_line(
 ) -> None:
     own = () if "--recipe" in words or len(words) < 3 else ("--text", text)
     assert_refused(instr("recipe", "demo", *words, *own, *SMALL), said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_solver_is_named_before_anything_is_measured(
+    source: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "is_installed", lambda module: module != "ortools")
+    with pytest.raises(UsageError, match=r"ortools"):
+        find_recipe(
+            source, QuantizeOptions(), (CALIBRATION, CALIBRATION), Limits(bpw=4.5),
+            tmp_path / "a.gguf", False,
+        )  # fmt: skip
     assert list(tmp_path.iterdir()) == []
 
 
