@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from llamacpp_instr.log.schema import (
 )
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
+from tests.kit.native_kit import ROOT
+from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
 
@@ -243,6 +246,68 @@ def test_parts_of_an_older_log_are_not_overwritten(
     done = rotated("--force")
     assert done.returncode == 0, done.stderr
     assert not old.exists() or list(check_log(old)) == []
+
+
+# Each of twelve threads adds marks to one part. glibc gives each thread a heap; printed is
+# how many of these have grown meanwhile.
+THREADS_IN_TURNS = """
+import ctypes, re, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+import llama_cpp.llama_cpp as api
+from llamacpp_instr.llama import native
+
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+libc.fclose.argtypes = [ctypes.c_void_p]
+
+def heaps():
+    file = libc.fopen(b"heaps.xml", b"w")
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+    _, main, *others = Path("heaps.xml").read_text().split("<heap ")
+    return [int(re.search('system type="current" size="([0-9]+)"', of)[1]) for of in others]
+
+def decode():
+    api.llama_memory_clear(api.llama_get_memory(context), False)
+    assert api.llama_decode(context, api.llama_batch_get_one(token, 1)) == 0
+
+def add_marks():
+    for _ in range(1000):
+        marks.mark(native.END, marks.mark(native.BEGIN, -1, 40 * "x"), 40 * "x")
+
+marks = native.load()
+api.llama_backend_init()
+model = api.llama_model_load_from_file(sys.argv[1].encode(), api.llama_model_default_params())
+params = api.llama_context_default_params()
+params.n_ctx, params.n_threads = 256, 1
+context = api.llama_init_from_model(model, params)
+token = (ctypes.c_int32 * 1)(7)
+threads = [ThreadPoolExecutor(1) for _ in range(12)]
+for thread in threads:
+    thread.submit(bytes, 1).result()
+before = heaps()
+for part, thread in enumerate(threads, start=2):
+    decode()  # the step with which a part begins
+    thread.submit(add_marks).result()
+    while not Path(f"it.part{part}.log").exists():
+        decode()
+        time.sleep(0.01)
+print(sum(heap > least for heap, least in zip(heaps(), before, strict=True)))
+"""
+
+
+def test_parts_share_memory_instead_of_taking_it_from_the_heap_of_each_thread(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    environment = {"LLAMA_INSTR_LOG": "it.log", "LLAMA_INSTR_ROTATE": "100000"}
+    done = run_python(
+        THREADS_IN_TURNS, demo_model, cwd=tmp_path, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+    # at most two parts are open, each with memory for what is added and for what is written
+    assert int(done.stdout) <= 6
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,17 @@ void log_file::add_entry(format_fn format, std::string_view record, std::string_
     }
 }
 
+log_file::buffers log_file::release() {
+    std::lock_guard<std::mutex> lock(adding);
+    return { std::move(added.entries), std::move(taken.entries), std::move(lines.line) };
+}
+
+void log_file::reuse(buffers && other) {
+    added.entries = std::move(other.added);
+    taken.entries = std::move(other.taken);
+    lines.line    = std::move(other.line);
+}
+
 void log_file::flush() {
     take(false);
     if (!taken.entries.empty()) {

@@ -85,6 +85,16 @@ class log_file {
     // removes the new file
     void discard() { file.discard(); }
 
+    // The memory for what was added and for its lines. The parts of a log hand it on: whichever thread adds would allocate
+    // it again for each part, in the end in the heaps of all threads.
+    struct buffers {
+        std::string added;
+        std::string taken;
+        json_line   line;
+    };
+    buffers release();               // of a log that is closed
+    void    reuse(buffers && other);  // by a log to which nothing was added
+
     // -- called by any thread
 
     // called once, when something cannot be written

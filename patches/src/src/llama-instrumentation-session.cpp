@@ -65,8 +65,9 @@ int log_part::start(const std::string & path, const held_file::existing & found)
     return 0;
 }
 
-std::shared_ptr<log_part> log_part::next_part() const {
+std::shared_ptr<log_part> log_part::next_part(log_file::buffers && memory) const {
     auto next = std::make_shared<log_part>();
+    next->log.reuse(std::move(memory));
     next->all    = all;
     next->part   = part + 1;
     next->detail = detail;

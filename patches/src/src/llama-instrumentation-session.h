@@ -124,8 +124,8 @@ class log_part {
     // creates the file, which begins with what was added so far; returns 0 or -errno
     int start(const std::string & path, const held_file::existing & found);
 
-    // the part after this one, not yet started
-    std::shared_ptr<log_part> next_part() const;
+    // the part after this one, not yet started, with the memory of an earlier one
+    std::shared_ptr<log_part> next_part(log_file::buffers && memory) const;
 
     // writes what the machine did since the last call, if there were steps
     void record_machine();

@@ -142,6 +142,7 @@ void writer::take_turn(parts & open, bool due) {
     for (size_t i = 0; i < open.size();) {
         if (open[i].use_count() == 1) {  // another part has followed, and its last step has ended
             open[i]->close("rotated");
+            spare = open[i]->log.release();
             open.erase(open.begin() + (ptrdiff_t) i);
         } else {
             i++;
@@ -159,7 +160,7 @@ void writer::take_turn(parts & open, bool due) {
 
 void writer::make_part(parts & open) {
     const auto & full = open.back();
-    const auto   next = full->next_part();
+    const auto   next = full->next_part(std::exchange(spare, {}));
     const std::string path = before_suffix(full->all->asked.path, "part" + std::to_string(next->part));
     const int failure = next->start(path, {});
     if (failure != 0) {

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "llama-instrumentation-file.h"
+#include "llama-instrumentation-log.h"
 
 #include <condition_variable>
 #include <cstdint>
@@ -51,6 +51,7 @@ class writer {
     const char * close_reason = nullptr;
     bool     wants_part = false;
     std::shared_ptr<log_part> part;  // the next one
+    log_file::buffers spare;  // of the last part that was closed; the thread's
 
     void run(std::shared_ptr<log_part> first, const std::string & path, const held_file::existing & found);
     void take_turn(parts & open, bool due);
