@@ -1,11 +1,10 @@
 """A recorded llama-server under load for minutes, with a rotated log, beside one that is not.
 
-    python -m benchmarks.server_load [--model FILE] [--minutes 10] [--clients 8]
+    python -m benchmarks.server_load [--model FILE] [--minutes 10] [--clients 8] [--rotate 400000]
 
 Clients ask both servers in turns, without a pause, with prompts that share beginnings. At the end,
-the tokens of the log are compared with the servers' own metrics, and the growth of both servers'
-memory in the second and the last third is printed. Parts of the log are small, so that there are
-hundreds of them.
+the tokens of the log are compared with the servers' own metrics, and the memory of both servers is
+printed by minute. Parts of the log are small, so that there are hundreds of them.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 from benchmarks.harness import arguments, own_bytes, scratch
 from llamacpp_instr.log.check import check_log
@@ -24,24 +24,22 @@ from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.session import load_session
 from tests.kit.llama_programs import Server, llama_server
 from tests.kit.native_kit import DEMO
-from tests.load.hold import growth
 
 OPTIONS = ("-c", "4096", "-np", "4", "-t", "1")
-ROTATE = 400_000
 SAMPLE_S = 1.0
 
 
 def main() -> None:
-    options = arguments(__doc__, model=str(DEMO), minutes=10.0, clients=8)
+    options = arguments(__doc__, model=str(DEMO), minutes=10.0, clients=8, rotate=400_000)
     model, seconds = Path(options.model), 60 * options.minutes
     with scratch() as folder:
         log = folder / "server.log"
         with (
-            llama_server(model, log, *OPTIONS, rotate=ROTATE) as recorded,
+            llama_server(model, log, *OPTIONS, rotate=options.rotate) as recorded,
             llama_server(model, None, *OPTIONS) as plain,
         ):
             memory = load([recorded, plain], seconds, options.clients)
-            metrics = figures(recorded)
+            metrics = figures_at_rest(recorded)
         parts = sorted(folder.glob("server*.log"))
         (run,) = find_runs(parts)
         session = load_session(run, computes=False)
@@ -54,10 +52,11 @@ def main() -> None:
         print(f"prompt tokens: log {sum(of.prompt for of in requests):,},", end=" ")
         print(f"server {metrics['prompt_tokens_total']:,.0f}")
     for name, values in zip(("recorded", "plain"), memory, strict=True):
-        third = len(values) // 3
-        more = [growth(part) / 2**20 for part in (values[: 2 * third], values[third:])]
-        print(f"{name}: {values[-1] / 2**20:.1f} MiB,", end=" ")
-        print(f"{more[0]:+.2f} in the second third, {more[1]:+.2f} in the last")
+        minutes = (
+            values[i : i + round(60 / SAMPLE_S)]
+            for i in range(0, len(values), round(60 / SAMPLE_S))
+        )
+        print(f"{name}, MiB:", *(f"{median(of) / 2**20:.1f}" for of in minutes))
 
 
 def load(servers: list[Server], seconds: float, clients: int) -> list[list[int]]:
@@ -88,6 +87,13 @@ def load(servers: list[Server], seconds: float, clients: int) -> list[list[int]]
             over.set()
         sampler.result()
     return memory
+
+
+def figures_at_rest(server: Server) -> dict[str, float]:
+    """The server's own metrics, once it has ended what clients left."""
+    while (found := figures(server))["requests_processing"] or found["requests_deferred"]:
+        time.sleep(SAMPLE_S)
+    return found
 
 
 def figures(server: Server) -> dict[str, float]:
