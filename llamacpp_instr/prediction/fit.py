@@ -11,8 +11,10 @@ import platform
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.prediction.model import (
@@ -23,6 +25,7 @@ from llamacpp_instr.prediction.model import (
     Other,
     Product,
     between,
+    coldness,
     costs_of,
     features,
     other_ns,
@@ -36,8 +39,8 @@ from llamacpp_instr.prediction.probe.file import (
     Stream,
 )
 
-QUIET = 0.25
-"""the quantile of equal computes that counts: other processes only make them slower"""
+NEAR = 64
+"""tokens after which products count"""
 TOGETHER = 32
 """consecutive positions whose decodes count as equal"""
 
@@ -58,9 +61,9 @@ class Sample:
     """of each step, ns"""
 
 
-def samples(session: Session, quantile: float = QUIET) -> list[Sample]:
-    """The computes of a session at `detailed`, those with equal graphs and tokens together. The
-    first of each is left out, because it builds the graph. `quantile` of them counts."""
+def samples(session: Session) -> list[Sample]:
+    """The computes of a session at `detailed`, those with equal graphs and tokens together, with
+    their medians. The first of each is left out, because it builds the graph."""
     steps = session.steps.tuples("step", "pos", "begin", "end")
     of_step = {step: (past, end - begin) for step, past, begin, end in steps}
     computes = session.computes.tuples("compute", "n_threads", "n_tokens", "step")
@@ -76,19 +79,22 @@ def samples(session: Session, quantile: float = QUIET) -> list[Sample]:
                 rows[threads, tokens, past // TOGETHER].append(row)
         for (threads, tokens, _), of_key in rows.items():
             same = of_key[1:] or of_key
-            # the later one of a sequence takes longer: the quantile of times is that of pasts
-            middle = int(ops.compute[same[int(quantile * (len(same) - 1))]])
+            # the later one of a sequence takes longer: the median of times is that of pasts
+            middle = int(ops.compute[same[(len(same) - 1) // 2]])
             plan = session.plans[ops.plan]
             ubatch = session.ubatches.get(middle)
             ns = ops.dur[same].astype(np.float64)
             if ops.gap is not None:  # each up to the beginning of the next one
                 ns[:, :-1] += ops.gap[same, 1:]
             lasted = np.array([known[int(n)][3] for n in ops.compute[same]], np.float64)
+            each = np.quantile(ns, 0.5, axis=0, method="lower")
+            # the sum of medians is below the median of sums: a kernel is late more often than early
+            whole = float(np.quantile(ns.sum(axis=1), 0.5, method="lower"))
             sample = Sample(
                 threads, tokens, known[middle][2],
                 features(session.graphs[plan.graph], plan, ubatch, threads),
-                ns=np.quantile(ns, quantile, axis=0, method="lower"),
-                step_ns=float(np.quantile(lasted, quantile, method="lower")), steps=lasted,
+                ns=each * (whole / max(1.0, float(each.sum()))),
+                step_ns=float(np.quantile(lasted, 0.5, method="lower")), steps=lasted,
             )  # fmt: skip
             found.append(sample)
     return found
@@ -104,11 +110,18 @@ FAR = 0.5
 """as far as a kernel's own share of the bandwidth, in logarithms, costs as much as errors of 1"""
 
 
+K = TypeVar("K", Product, Other)
+
+
 @dataclass(frozen=True)
-class _Measured:
-    product: Product
+class _Measured(Generic[K]):
+    kernel: K
     working_set: float
     ns: float
+
+
+Products = Sequence[_Measured[Product]]
+Others = Sequence[_Measured[Other]]
 
 
 def fit(models: Sequence[Sequence[Sample]], watts: Mapping[int, float]) -> KernelModel:
@@ -153,30 +166,51 @@ def _fit_all(
         measured, rest = _split(chosen)
         fitted = _fit_products(measured)
         spread = _spread_of_products(measured) if spreads else {}
-        shares = dict(zip(fitted.types, fitted.of_stream.tolist(), strict=True))
+        costs_of_types = zip(fitted.of_stream.tolist(), fitted.ns_per_dot.tolist(), strict=True)
+        of_type = dict(zip(fitted.types, costs_of_types, strict=True))
         for key, rate in zip(fitted.keys, fitted.ns_per_mac.tolist(), strict=True):
-            costs = (_round(rate), _round(shares[key[:2]]), _round(spread.get(key, 0.1)))
+            share, per_dot = of_type[key[:2]]
+            costs = _round(rate), _round(share), _round(spread.get(key, 0.1)), _round(per_dot)
             model.products.append(ProductCost(*key, threads, *costs))
         model.streams += [
             Stream(threads, int(size), float(round(1e9 / rate)))
             for size, rate in zip(fitted.sizes.tolist(), fitted.ns_per_byte.tolist(), strict=True)
         ]
         kernels = rest | {name: _similar(rest, one=name == ONE) for name in ("", ONE)}
-        model.others += [_fit_other(op, threads, of) for op, of in sorted(kernels.items())]
-        outside = [of.step_ns - float(of.ns.sum()) for of in chosen if of.tokens == 1]
-        step_ns = max(0.0, float(np.median(outside))) if outside else 0.0
+        model.others += [_fit_other(op, threads, of, fitted) for op, of in sorted(kernels.items())]
+        step_ns, cold_step_ns = _fit_outside(chosen, fitted)
         product_ns, per_input, blend = map(_round, fitted.shared)
         model.overheads.append(
-            Overhead(threads, product_ns, per_input, blend, _round(step_ns), watts.get(threads))
+            Overhead(
+                threads,
+                product_ns,
+                per_input,
+                blend,
+                step_ns,
+                watts.get(threads),
+                cold_step_ns=cold_step_ns,
+            )
         )
     return model
 
 
-def _similar(rest: dict[str, list[tuple[Other, float]]], one: bool) -> list[tuple[Other, float]]:
+def _similar(rest: Mapping[str, Others], one: bool) -> Others:
     """All kernels that are neither products nor attention."""
     plain = {op: kernels for op, kernels in rest.items() if not op.startswith(ATTENTION)}
     same = [kernel for op, of in plain.items() if op.endswith(ONE) == one for kernel in of]
     return same or [kernel for of in (plain or rest).values() for kernel in of]
+
+
+def _fit_outside(samples: Sequence[Sample], fitted: _Fitted) -> tuple[float, float]:
+    """What a decode takes outside its kernels, ns: in the smallest working set, and how much more
+    in the largest."""
+    decodes = [of for of in samples if of.tokens == 1]
+    if not decodes:
+        return 0.0, 0.0
+    ns = np.array([of.step_ns - float(of.ns.sum()) for of in decodes])
+    cold = fitted.coldness(np.array([of.features.working_set for of in decodes]))
+    costs = _least_squares(np.column_stack([np.ones(len(ns)), cold]), np.maximum(ns, 1.0))
+    return _round(float(costs[0])), _round(float(costs[1]))
 
 
 def _round(value: float) -> float:
@@ -185,10 +219,11 @@ def _round(value: float) -> float:
 
 def _split(
     samples: Sequence[Sample],
-) -> tuple[list[_Measured], dict[str, list[tuple[Other, float]]]]:
-    """The products, equal ones of a compute once with their median, and the others by op."""
-    products: list[_Measured] = []
-    others: dict[str, list[tuple[Other, float]]] = defaultdict(list)
+) -> tuple[list[_Measured[Product]], dict[str, list[_Measured[Other]]]]:
+    """The products, equal ones of a compute once with their median, and the others by op. Products
+    after many tokens do not count: small models have much attention between small weights."""
+    products: list[_Measured[Product]] = []
+    others: dict[str, list[_Measured[Other]]] = defaultdict(list)
     for sample in samples:
         same: dict[Product | Other, list[float]] = defaultdict(list)
         for kernel, ns in zip(sample.features.kernels, sample.ns.tolist(), strict=True):
@@ -196,9 +231,11 @@ def _split(
         for kernel, times in same.items():
             ns = max(1.0, float(np.quantile(times, 0.5, method="lower")))
             if isinstance(kernel, Product):
+                if sample.past > NEAR:
+                    continue
                 products.append(_Measured(kernel, sample.features.working_set, ns))
             else:
-                others[kernel.op].append((kernel, ns))
+                others[kernel.op].append(_Measured(kernel, sample.features.working_set, ns))
     return products, others
 
 
@@ -213,24 +250,29 @@ class _Fitted:
     def __init__(self, keys: list[Key], sizes: Floats, x: Floats) -> None:
         self.keys, self.sizes = keys, sizes
         self.types = list(dict.fromkeys(key[:2] for key in keys))
-        n = len(keys) + len(self.types)
-        self.ns_per_mac, self.of_stream, self.ns_per_byte, shared = np.split(
-            np.exp(x), [len(keys), n, n + len(sizes)]
-        )
+        ends = np.cumsum([len(keys), len(self.types), len(self.types), len(sizes)])
+        self.ns_per_mac, self.of_stream, self.ns_per_dot, steps, shared = np.split(np.exp(x), ends)
+        self.ns_per_byte: Floats = np.cumsum(steps)
+        """by size: never less than of a smaller one"""
         self.shared: list[float] = shared.tolist()
         """of each product, for each input, and how computing and reading overlap"""
+
+    def coldness(self, working_set: Floats) -> Floats:
+        found: Floats = coldness(self.sizes, self.ns_per_byte, working_set)
+        return found
 
 
 class _Columns:
     """Measured products as columns."""
 
-    def __init__(self, measured: Sequence[_Measured], keys: list[Key]) -> None:
+    def __init__(self, measured: Products, keys: list[Key]) -> None:
         types = list(dict.fromkeys(key[:2] for key in keys))
         index = {key: i for i, key in enumerate(keys)}
-        of = [m.product for m in measured]
+        of = [m.kernel for m in measured]
         self.key = np.array([index[_key(p)] for p in of])
         self.type = np.array([types.index((p.type, p.repacked)) for p in of])
         self.macs = np.array([p.macs for p in of])
+        self.dots = np.array([p.dots for p in of])
         self.inputs = np.array([p.inputs for p in of])
         self.bytes = np.array([p.bytes for p in of])
         self.ns = np.array([m.ns for m in measured])
@@ -240,16 +282,16 @@ class _Columns:
         """Predicted over measured times, in logarithms."""
         rate = between(fitted.sizes, fitted.ns_per_byte, self.working_set)
         read = self.bytes * rate / fitted.of_stream[self.type]
-        compute = fitted.ns_per_mac[self.key] * self.macs
+        compute = fitted.ns_per_mac[self.key] * self.macs + fitted.ns_per_dot[self.type] * self.dots
         found: Floats = np.log(product_time(compute, read, self.inputs, *fitted.shared) / self.ns)
         return found
 
 
-def _fit_products(measured: Sequence[_Measured]) -> _Fitted:
+def _fit_products(measured: Products) -> _Fitted:
     from scipy.optimize import least_squares
     from scipy.sparse import lil_matrix
 
-    keys = sorted({_key(m.product) for m in measured})
+    keys = sorted({_key(m.kernel) for m in measured})
     sizes = _sizes(measured)
     columns = _Columns(measured, keys)
     n, n_keys, n_sizes = len(measured), len(keys), len(sizes)
@@ -258,13 +300,17 @@ def _fit_products(measured: Sequence[_Measured]) -> _Fitted:
     per_mac = columns.ns / columns.macs
     rates = np.log([np.min(per_mac[columns.key == key]) for key in range(n_keys)])
 
-    def start(rates: Floats, share: float, per_byte: float, shared: list[float]) -> Floats:
-        logs = rates, np.full(n_types, share), np.full(n_sizes, np.log(per_byte)), np.log(shared)
-        return np.concatenate(logs)
+    def start(
+        rates: Floats, share: float, per_dot: float, per_byte: float, shared: list[float]
+    ) -> Floats:
+        of_types = np.full(n_types, share), np.full(n_types, np.log(per_dot))
+        return np.concatenate(
+            [rates, *of_types, np.full(n_sizes, np.log(per_byte)), np.log(shared)]
+        )
 
-    low = start(rates - 4, -0.7, 1e-4, [1, 1e-4, 1.0])
-    high = start(rates + 0.5, 0.7, 5.0, [5e4, 5, 12.0])
-    first = np.clip(start(rates, 0.0, 0.05, [500.0, 0.1, 2.0]), low + 1e-6, high - 1e-6)
+    low = start(rates - 4, -0.7, 1e-3, 1e-6, [1, 1e-4, 1.0])
+    high = start(rates + 0.5, 0.7, 100.0, 5.0, [5e4, 5, 12.0])
+    first = np.clip(start(rates, 0.0, 1.0, 0.02, [500.0, 0.1, 2.0]), low + 1e-6, high - 1e-6)
     weight = np.minimum(1, columns.ns / 5e3) ** 0.5
 
     def errors(x: Floats) -> Floats:
@@ -274,7 +320,8 @@ def _fit_products(measured: Sequence[_Measured]) -> _Fitted:
     depends = lil_matrix((n + n_types, len(first)), dtype=np.int8)
     depends[np.arange(n), columns.key] = 1
     depends[np.arange(n), n_keys + columns.type] = 1
-    depends[:n, n_keys + n_types :] = 1
+    depends[np.arange(n), n_keys + n_types + columns.type] = 1
+    depends[:n, n_keys + 2 * n_types :] = 1
     depends[n + np.arange(n_types), n_keys + np.arange(n_types)] = 1
     found = least_squares(
         errors, first, bounds=(low, high), loss="soft_l1", f_scale=0.1, jac_sparsity=depends,
@@ -283,32 +330,32 @@ def _fit_products(measured: Sequence[_Measured]) -> _Fitted:
     return _Fitted(keys, sizes, found)
 
 
-def _sizes(measured: Sequence[_Measured]) -> Floats:
+def _sizes(measured: Products) -> Floats:
     """Working sets of dense models for one token: at most six, each over twice the one before."""
     found: list[float] = []
     for size in sorted(
-        {m.working_set for m in measured if m.product.tokens == 1 and not m.product.experts}
+        {m.working_set for m in measured if m.kernel.tokens == 1 and not m.kernel.experts}
     ):
         if not found or size > 2 * found[-1]:
             found.append(size)
     return np.array(found[:6] or [measured[0].working_set])
 
 
-def _spread_of_products(measured: Sequence[_Measured]) -> dict[Key, float]:
+def _spread_of_products(measured: Products) -> dict[Key, float]:
     """Standard deviation of measured over predicted, of products that a fit had not seen."""
-    count = Counter(_key(m.product) for m in measured)
-    seen: list[_Measured] = []
-    unseen: list[_Measured] = []
+    count = Counter(_key(m.kernel) for m in measured)
+    seen: list[_Measured[Product]] = []
+    unseen: list[_Measured[Product]] = []
     for i, m in enumerate(measured):
-        (unseen if count[_key(m.product)] > 2 and i % FOLDS == 0 else seen).append(m)
-    if not unseen or {_key(m.product) for m in unseen} - {_key(m.product) for m in seen}:
+        (unseen if count[_key(m.kernel)] > 2 and i % FOLDS == 0 else seen).append(m)
+    if not unseen or {_key(m.kernel) for m in unseen} - {_key(m.kernel) for m in seen}:
         return {}
     fitted = _fit_products(seen)
     logs = _Columns(unseen, fitted.keys).errors(fitted)
     whole = deviation(logs)
     errors: dict[Key, list[float]] = defaultdict(list)
     for m, error in zip(unseen, logs.tolist(), strict=True):
-        errors[_key(m.product)].append(error)
+        errors[_key(m.kernel)].append(error)
     return {
         key: max(LEAST_SPREAD, deviation(np.array(of)) if len(of) > 2 else whole)
         for key, of in ((key, errors[key]) for key in count)
@@ -320,27 +367,39 @@ def deviation(errors: Floats) -> float:
     return float(1.4826 * np.median(np.abs(errors))) if len(errors) else 0.0
 
 
-def _fit_other(op: str, threads: int, kernels: Sequence[tuple[Other, float]]) -> OtherCost:
-    cost = _non_negative(op, threads, kernels)
-    seen = [of for i, of in enumerate(kernels) if i % FOLDS]
-    unseen = [of for i, of in enumerate(kernels) if i % FOLDS == 0]
-    tried = _non_negative(op, threads, seen) if len(seen) > 4 else cost
-    errors = np.array([np.log(ns / max(1.0, other_ns(kernel, tried))) for kernel, ns in unseen])
-    cost.spread = _round(max(LEAST_SPREAD, deviation(errors)))
+def _fit_other(op: str, threads: int, kernels: Others, fitted: _Fitted) -> OtherCost:
+    of = [measured.kernel for measured in kernels]
+    ns = np.array([measured.ns for measured in kernels])
+    cold = fitted.coldness(np.array([measured.working_set for measured in kernels]))
+    far = cold * np.array([kernel.is_short for kernel in of])
+    columns = np.column_stack([
+        np.ones(len(of)), *np.transpose([(k.rows, k.units, k.flops) for k in of]),
+        far, far * [kernel.bytes for kernel in of],
+    ])  # fmt: skip
+    unseen = np.arange(len(of)) % FOLDS == 0
+
+    def fit(rows: NDArray[np.bool_]) -> OtherCost:
+        fixed, row, unit, flop, cold_ns, cold_byte = _least_squares(columns[rows], ns[rows])
+        return OtherCost(op, threads, fixed, row, unit, flop, 0.0, cold_ns, cold_byte)
+
+    cost = fit(np.full(len(of), True))
+    tried = fit(~unseen) if np.count_nonzero(~unseen) > 4 else cost
+    errors = [
+        np.log(ns[i] / max(1.0, other_ns(of[i], tried, cold[i]))) for i in np.flatnonzero(unseen)
+    ]
+    cost.spread = _round(max(LEAST_SPREAD, deviation(np.array(errors))))
     return cost
 
 
-def _non_negative(op: str, threads: int, kernels: Sequence[tuple[Other, float]]) -> OtherCost:
+def _least_squares(columns: Floats, ns: Floats) -> list[float]:
+    """The costs, none negative, whose sum by `columns` has the least relative errors from `ns`."""
     from scipy.optimize import nnls
 
-    rows = np.array([[1.0, of.rows, of.units, of.flops] for of, _ in kernels])
-    ns = np.array([time for _, time in kernels])
-    scale = np.maximum(rows.max(axis=0), 1e-12)
+    scale = np.maximum(columns.max(axis=0), 1e-12)
     off = np.zeros(len(ns))
     for _ in range(3):  # outliers, disturbed by other processes, lose weight
         weight = 1 / ns / np.maximum(1, off / 0.1) ** 0.5
-        costs, _ = nnls(rows / scale * weight[:, None], ns * weight)
+        costs, _ = nnls(columns / scale * weight[:, None], ns * weight)
         costs = costs / scale
-        off = np.abs(np.log(np.maximum(rows @ costs, 1.0) / ns))
-    fixed, per_row, per_unit, per_flop = (_round(float(cost)) for cost in costs)
-    return OtherCost(op, threads, fixed, per_row, per_unit, per_flop, spread=0.0)
+        off = np.abs(np.log(np.maximum(columns @ costs, 1.0) / ns))
+    return [_round(float(cost)) for cost in costs]

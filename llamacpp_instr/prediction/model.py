@@ -29,7 +29,7 @@ from llamacpp_instr.base.system import how_to_install
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
 from llamacpp_instr.log.graph.kernels import plan_kernels
-from llamacpp_instr.log.graph.ops import tensor
+from llamacpp_instr.log.graph.ops import op_params, tensor
 from llamacpp_instr.log.graph.timeline import PlanTimeline
 from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.prediction.probe.file import KernelModel, OtherCost, Probe, ProductCost
@@ -62,6 +62,8 @@ class Product:
     """elements of the activations, which ggml converts before it multiplies"""
     bytes: float
     """of the weights that are read"""
+    dots: float
+    """results, each the product of a row of the weight and one of the activations"""
 
 
 @dataclass(frozen=True)
@@ -69,16 +71,25 @@ class Other:
     """Any other kernel."""
 
     op: str
-    """ops joined by +, and whether there is one token only, because its data then has left the
-    caches: `ADD`, `ADD, one token`; attention with the length of a key, and whether the keys that a
-    head reads fit into the nearest cache: `FLASH_ATTN_EXT 64 short`, `FLASH_ATTN_EXT 64 long
-    tiled`, `FLASH_ATTN_EXT 64 long alone`"""
+    """ops joined by +, with the function of some, and whether there is one token only, because its
+    data then has left the caches: `ADD`, `ADD, one token`, `GLU SWIGLU`; attention with the length
+    of a key, and whether the keys that a head reads fit into the nearest cache:
+    `FLASH_ATTN_EXT 64 short`, `FLASH_ATTN_EXT 64 long tiled`, `FLASH_ATTN_EXT 64 long alone`"""
     rows: float
     """of the result, or of all heads, that the busiest thread computes"""
     units: float
-    """bytes that it moves; of attention, cells of the window that it looks at"""
+    """bytes that it moves; of tiled attention, cells of the window that it looks at"""
     flops: float
     """of products without a weight, and of attention"""
+    bytes: float
+    """that are far away while one token is decoded, because the weights have passed through the
+    caches since they were used; else 0"""
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is so short, in a decode of one token, that it matters how far away its data
+        and its instructions are."""
+        return self.op.endswith((ONE, SHORT + ALONE))
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,7 @@ def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> F
         if op in ("MUL_MAT", "MUL_MAT_ID") and sources[0] < 0:
             found.append(_product(graph, first, int(kernels.bytes[i])))
             continue
-        label = kernels.label[i].split(" ")[0]
+        label = _with_kind(kernels.label[i].split(" ")[0], nodes.params[first])
         rows, units = prod(nodes.ne[first][1:]), float(work.bytes[i])
         if i in kernels.attention:
             of = kernels.attention[i]
@@ -112,13 +123,23 @@ def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> F
             label += f" {tensor(graph, sources[0]).ne[0]}{window}{' tiled' * of.tiled}"
             label += ALONE * (tokens == 1)
             rows = of.rows * of.heads * of.streams
-            units = float(rows * of.n_kv)
+            # one by one, cells that are masked are passed over
+            units = float(rows * of.n_kv) if of.tiled else 0.0
         elif tokens == 1:
             label += ONE
         at_once = -(-rows // threads) / max(1, rows)  # the share of the busiest thread
         flops = float(work.flops[i]) if i in kernels.attention or op.startswith("MUL_MAT") else 0.0
-        found.append(Other(label, rows * at_once, units * at_once, flops * at_once))
+        far = float(work.bytes[i]) * at_once if label.endswith(ONE) else 0.0
+        found.append(Other(label, rows * at_once, units * at_once, flops * at_once, far))
     return Features(found, float(work.bytes.sum()))
+
+
+def _with_kind(op: str, params: Sequence[int]) -> str:
+    """The op, and which function it computes where some take several times as long as others."""
+    if op not in ("GLU", "UNARY", "ROPE"):
+        return op
+    of = op_params(op, params)
+    return f"{op} {of.get('kind') or of.get('mode') or ''}".rstrip()
 
 
 def _product(graph: Graph, node: int, moved: int) -> Product:
@@ -133,6 +154,7 @@ def _product(graph: Graph, node: int, moved: int) -> Product:
         tokens=tokens, macs=float(weight.ne[0] * prod(nodes.ne[node])),
         inputs=float(prod(tensor(graph, sources[1]).ne)),
         bytes=float(moved - sum(tensor(graph, of).bytes for of in (*sources[1:], node))),
+        dots=float(prod(nodes.ne[node])),
     )  # fmt: skip
 
 
@@ -145,10 +167,11 @@ def ubatch_of(tokens: int, past: int, threads: int, cells: int) -> Ubatch:
 UNKNOWN = 0.5
 """spread of what was not measured, and is predicted from the like of it"""
 _GROWTH: dict[str, tuple[float, float]] = {
-    "ns_per_mac": (-1.0, 0.0), "of_stream": (0.0, 0.0), "bytes_per_second": (0.0, 1.0),
-    "ns": (0.0, 1.0), "ns_per_row": (0.0, 1.0), "ns_per_unit": (0.0, 1.0),
-    "ns_per_flop": (0.0, 1.0), "product_ns": (0.0, 1.0), "ns_per_input": (-1.0, 1.0),
-    "blend": (0.0, 0.0), "step_ns": (0.0, 1.0), "watts": (0.0, 1.0),
+    "ns_per_mac": (-1.0, 0.0), "ns_per_dot": (-1.0, 0.0), "of_stream": (0.0, 0.0),
+    "bytes_per_second": (0.0, 1.0), "ns": (0.0, 1.0), "ns_per_row": (0.0, 1.0),
+    "ns_per_unit": (0.0, 1.0), "ns_per_flop": (0.0, 1.0), "cold_ns": (0.0, 1.0),
+    "cold_ns_per_byte": (0.0, 1.0), "product_ns": (0.0, 1.0), "ns_per_input": (-1.0, 1.0),
+    "blend": (0.0, 0.0), "step_ns": (0.0, 1.0), "cold_step_ns": (0.0, 1.0), "watts": (0.0, 1.0),
 }  # fmt: skip
 """the least and the largest power of each cost; with one measured number, the first holds"""
 
@@ -306,9 +329,10 @@ def costs_of(of_plan: Features, model: KernelModel, threads: int) -> Predicted:
     rows = [costs.of(kernel) for kernel in of_plan.kernels]
     ns, spread, source, known = zip(*rows, strict=True) if rows else ((), (), (), ())
     unknown = [name for name, is_known in zip(source, known, strict=True) if not is_known]
+    of_step = costs.overhead.step_ns + costs.cold * costs.overhead.cold_step_ns
     return Predicted(
         np.array(ns, np.float64), np.array(spread, np.float64), list(source),
-        list(dict.fromkeys(unknown)), costs.overhead.step_ns, costs.overhead.spread,
+        list(dict.fromkeys(unknown)), of_step, costs.overhead.spread,
     )  # fmt: skip
 
 
@@ -322,6 +346,7 @@ class _Costs:
         )
         sizes, rates = (np.array(column, np.float64) for column in zip(*streams, strict=True))
         self.ns_per_byte = 1e9 / float(between(sizes, rates, max(1.0, working_set)))
+        self.cold = float(coldness(sizes, 1e9 / rates, max(1.0, working_set)))
         self.products: dict[tuple[str, bool, bool], list[ProductCost]] = {}
         for product in sorted(model.products, key=lambda of: of.tokens):
             if product.threads == threads:
@@ -335,21 +360,26 @@ class _Costs:
             cost = self.others.get(kernel.op)
             known = cost is not None
             cost = cost or self._like(kernel.op)
-            return other_ns(kernel, cost), cost.spread if known else UNKNOWN, kernel.op, known
+            return (
+                other_ns(kernel, cost, self.cold),
+                cost.spread if known else UNKNOWN,
+                kernel.op,
+                known,
+            )
         name = f"{kernel.type}{' repacked' * kernel.repacked}{' experts' * kernel.experts}"
         costs, known = self._similar(kernel)
         tokens = np.array([of.tokens for of in costs], np.float64)
         ns_per_mac = between(tokens, np.array([of.ns_per_mac for of in costs]), kernel.tokens)
         nearest = min(costs, key=lambda of: abs(of.tokens - kernel.tokens))
-        compute = float(ns_per_mac) * kernel.macs
+        compute = float(ns_per_mac) * kernel.macs + nearest.ns_per_dot * kernel.dots
         read = kernel.bytes * self.ns_per_byte / nearest.of_stream
         shared = self.overhead.product_ns, self.overhead.ns_per_input, self.overhead.blend
         ns = product_time(compute, read, kernel.inputs, *shared)
         return ns, nearest.spread if known else UNKNOWN, name, known
 
     def _like(self, op: str) -> OtherCost:
-        """The cost of an op that was not measured: attention with the next length of keys, or the
-        average of all other ops."""
+        """The cost of an op that was not measured: attention with the next length of keys, the same
+        op with another function, or the average of all other ops."""
         if op.startswith(ATTENTION):
             _, length, *seen = op.split(" ")
             measured = [
@@ -360,7 +390,14 @@ class _Costs:
             ]
             if measured:
                 return self.others[min(measured)[3]]
-        return self.others[ONE if op.endswith(ONE) else ""]
+        one = ONE if op.endswith(ONE) else ""
+        kind = op.removesuffix(one).split(" ")[0]
+        same = [
+            name
+            for name in self.others
+            if name.endswith(ONE) == bool(one) and name.removesuffix(one).split(" ")[0] == kind
+        ]
+        return self.others[min(same, default=one)]
 
     def _similar(self, kernel: Product) -> tuple[list[ProductCost], bool]:
         """The costs of the kernel's type, or of one that is like it, and whether it is that."""
@@ -386,10 +423,20 @@ def product_time(
     return product_ns + ns_per_input * inputs + blended
 
 
-def other_ns(kernel: Other, cost: OtherCost) -> float:
-    """Time of any other kernel, ns."""
+def other_ns(kernel: Other, cost: OtherCost, cold: float) -> float:
+    """Time of any other kernel, ns; `cold` as `coldness` returns it."""
     variable = cost.ns_per_row * kernel.rows + cost.ns_per_unit * kernel.units
-    return cost.ns + variable + cost.ns_per_flop * kernel.flops
+    far = cost.cold_ns + cost.cold_ns_per_byte * kernel.bytes if kernel.is_short else 0.0
+    return cost.ns + variable + cost.ns_per_flop * kernel.flops + cold * far
+
+
+def coldness(sizes: Floats, ns_per_byte: Floats, working_set: Any) -> Any:
+    """How far what a decode used a step ago has moved away from the processor: 0 as in the smallest
+    working set of `sizes`, 1 as in the largest, by the time of reading."""
+    whole = float(ns_per_byte[-1] - ns_per_byte[0])
+    if whole <= 0:
+        return np.zeros_like(np.asarray(working_set, np.float64))
+    return (between(sizes, ns_per_byte, working_set) - ns_per_byte[0]) / whole
 
 
 def between(at: Floats, values: Floats, x: float | Floats | Sequence[float]) -> Floats:

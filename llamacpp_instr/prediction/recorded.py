@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.base.system import drop_cached, temporary_directory
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.llama.devices import ON_CPU
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
@@ -29,14 +29,17 @@ from llamacpp_instr.prediction.probe.file import KernelModel
 from llamacpp_instr.prediction.probe.measure import ggml
 from llamacpp_instr.recording.session import record
 
-ROWS = 32
+ROWS = 64
 """that are quantized, and repeated"""
+OCTAVES = 0.4
+"""deviation of the rows' size, as in real models. On x86, ggml converts the 16-bit scale of each
+block with a table of 256 KiB, and similar scales would need only a few lines of it."""
 CONTEXT = 4096
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama, or a Mixtral if it has experts."""
+    """A Llama; a Mixtral if it has experts, a Gemma 3 if it has a window."""
 
     width: int
     feed_forward: int
@@ -46,13 +49,21 @@ class Shape:
     experts: int = 0
     used: int = 0
     """experts for each token"""
+    window: int = 0
+    """tokens that five of six layers look back"""
+    head: int = 0
+    """values of a head; by default the width divided by the heads"""
+
+    @property
+    def head_length(self) -> int:
+        return self.head or self.width // self.heads
 
 
 def write_random_layers(path: Path, shape: Shape, types: Sequence[str]) -> Path:
     """A model with a layer in each of `types`; its embeddings have the first."""
     from gguf import GGMLQuantizationType, GGUFWriter
 
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, "gemma3" if shape.window else "llama")
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(shape.width)
     writer.add_block_count(len(types))
@@ -64,6 +75,10 @@ def write_random_layers(path: Path, shape: Shape, types: Sequence[str]) -> Path:
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+        writer.add_key_length(shape.head_length)
+        writer.add_value_length(shape.head_length)
     writer.add_tokenizer_model("no_vocab")
     random = np.random.default_rng(0)
 
@@ -71,19 +86,26 @@ def write_random_layers(path: Path, shape: Shape, types: Sequence[str]) -> Path:
         data = _random_tensor(random, type_, *ne)
         writer.add_tensor(f"{name}.weight", data, raw_dtype=GGMLQuantizationType[type_])
 
-    def norm(name: str) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(shape.width, np.float32))
+    def norm(name: str, length: int = shape.width) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(length, np.float32))
 
     width, feed_forward = shape.width, shape.feed_forward
-    kv = width // shape.heads * shape.kv_heads
+    queries, kv = shape.head_length * shape.heads, shape.head_length * shape.kv_heads
     weight("token_embd", types[0], shape.vocabulary, width)
-    weight("output", types[-1], shape.vocabulary, width)
+    if not shape.window:  # whose embedding is its output, too
+        weight("output", types[-1], shape.vocabulary, width)
     norm("output_norm")
     for i, type_ in enumerate(types):
         norm(f"blk.{i}.attn_norm")
         norm(f"blk.{i}.ffn_norm")
-        for name, n_rows in (("q", width), ("k", kv), ("v", kv), ("output", width)):
-            weight(f"blk.{i}.attn_{name}", type_, n_rows, width)
+        if shape.window:
+            norm(f"blk.{i}.post_attention_norm")
+            norm(f"blk.{i}.post_ffw_norm")
+            for name in ("q", "k"):
+                norm(f"blk.{i}.attn_{name}_norm", shape.head_length)
+        for name, ne in (("q", (queries, width)), ("k", (kv, width)), ("v", (kv, width)),
+                         ("output", (width, queries))):  # fmt: skip
+            weight(f"blk.{i}.attn_{name}", type_, *ne)
         experts = (shape.experts,) if shape.experts else ()
         ending = "_exps" if experts else ""
         for name, ne in (("gate", (feed_forward, width)), ("up", (feed_forward, width)),
@@ -95,6 +117,7 @@ def write_random_layers(path: Path, shape: Shape, types: Sequence[str]) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    drop_cached(path)
     return path
 
 
@@ -103,7 +126,8 @@ def _random_tensor(random: np.random.Generator, name: str, *ne: int) -> NDArray[
     others for each tensor: with equal ones, scores of attention would be so large that the
     processor computes with denormal numbers, which takes several times longer."""
     *above, n = ne
-    values = random.standard_normal((ROWS, n), np.float32) * np.float32(0.02)
+    sizes = 0.02 * 2 ** random.normal(0, OCTAVES, (ROWS, 1))
+    values = random.standard_normal((ROWS, n), np.float32) * sizes.astype(np.float32)
     rows: NDArray[np.uint8] = values.view(np.uint8)
     if name != "F32":
         type_ = BY_NAME[name]
@@ -160,6 +184,8 @@ SUBJECTS = (
         for heads in (16, 8, 4)
     ),
     Subject("experts", Shape(512, 512, 8, 2, experts=8, used=2), MIXED, _SHORT[:-1]),
+    Subject("gemma", Shape(512, 1536, 2, 1, window=256, head=256), MIXED[:2] * 3,
+            (*_SHORT[:1], *_LONG[:3], *_SHORT[3:4], Run(64, 4), Run(512, 2))),
     # of another width, which separates the costs of rows from those of bytes
     Subject("wide experts", Shape(1024, 256, 8, 2, experts=4, used=2), MIXED[:2],
             (*_SHORT[:1], *_SHORT[3:4], Run(64, 4))),

@@ -20,8 +20,10 @@ def kernels_of(graph: Graph, threads: int = 1, ubatch: Ubatch | None = None) -> 
 def test_a_product_multiplies_its_activations_by_a_weight_and_reads_it() -> None:
     """Six rows of eight F16 weights, for three tokens."""
     product, add = kernels_of(product_graph(8, 6, 3))
-    assert product == Product("F16", False, False, 3, macs=8 * 6 * 3, inputs=8 * 3, bytes=8 * 6 * 2)
-    assert add == Other("ADD", rows=3, units=3 * (6 * 3 * 4), flops=0)
+    assert product == Product(
+        "F16", False, False, 3, macs=8 * 6 * 3, inputs=8 * 3, bytes=8 * 6 * 2, dots=6 * 3
+    )
+    assert add == Other("ADD", rows=3, units=3 * (6 * 3 * 4), flops=0, bytes=0)
 
 
 def test_the_working_set_is_all_that_a_compute_reads_and_writes() -> None:
@@ -71,7 +73,23 @@ def test_ops_of_one_token_have_a_name_of_their_own() -> None:
     ]  # fmt: skip
     assert [getattr(of, "op", "") for of in kernels_of(product_graph(8, 6, 2))] == ["", "ADD"]
     alone = graph_of(["x"], ["a"], [[-1, -1]])
-    assert kernels_of(alone) == [Other("ADD, one token", 1, 48, 0)]
+    assert kernels_of(alone) == [Other("ADD, one token", 1, 48, 0, 48)]
+
+
+@pytest.mark.parametrize(
+    ("op", "words", "name"),
+    [
+        ("GLU", [2, 0], "GLU SWIGLU"), ("GLU", [1, 0], "GLU GEGLU"), ("GLU", [99, 0], "GLU 99"),
+        ("UNARY", [8], "UNARY GELU"), ("ROPE", [0, 4, 2, *[0] * 13], "ROPE NEOX"),
+        ("SCALE", [0, 0], "SCALE"),
+    ],
+)  # fmt: skip
+def test_an_op_of_several_functions_is_named_by_its_own(
+    op: str, words: list[int], name: str
+) -> None:
+    graph = product_graph(8, 6, 2)
+    graph.whole.op[1], graph.whole.params[1] = op, words
+    assert getattr(kernels_of(graph)[1], "op", "") == name
 
 
 @pytest.mark.parametrize(
@@ -104,7 +122,7 @@ def test_attention_is_named_by_its_keys_its_window_and_its_way(
     assert isinstance(attention, Other)
     assert attention.op == label
     assert attention.rows == rows * 3
-    assert attention.units == rows * 3 * cells
+    assert attention.units == (rows * 3 * cells if "tiled" in label else 0)
     assert attention.flops > 0
 
 

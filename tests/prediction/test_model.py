@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,8 @@ from llamacpp_instr.prediction.fit import (
     Sample,
     _fit_all,
     _fit_other,
+    _fit_products,
+    _Fitted,
     _Measured,
     _sizes,
     _split,
@@ -174,55 +177,99 @@ def test_the_spread_of_steps_comes_from_fits_that_lack_a_third_of_the_models() -
 
 
 def test_what_a_step_costs_beside_its_kernels_is_that_of_decodes() -> None:
-    """A prefill has more to copy; the median is not moved by one slow decode."""
+    """A prefill has more to copy; one slow decode hardly moves it."""
     samples = made_samples(made_model(threads=(1,)))
     for i, sample in enumerate(samples):
         slow = sample.tokens > 1 or not i
         samples[i] = dataclasses.replace(sample, step_ns=sample.step_ns + 1e6 * slow)
     (overhead,) = fit([samples], {}).overheads
-    assert overhead.step_ns == pytest.approx(20_000, rel=1e-4)
+    assert overhead.step_ns == pytest.approx(20_000, rel=1e-3)
 
 
 def test_equal_kernels_of_a_compute_count_once_with_their_median() -> None:
-    one, other = Other("ADD", 4.0, 8.0, 0.0), Product("F16", False, False, 1, 4.0, 2.0, 8.0)
+    one, other = (
+        Other("ADD", 4.0, 8.0, 0.0, 0.0),
+        Product("F16", False, False, 1, 4.0, 2.0, 8.0, 2.0),
+    )
     kernels: list[Product | Other] = [one, other, one, one, other, one]
     ns = np.array([10.0, 5, 900, 14, 7, 12])
     sample = Sample(1, 1, 0, Features(kernels, 3.0), ns, 950.0, np.array([950.0]))
     products, others = _split([sample])
-    assert [(m.product, m.working_set, m.ns) for m in products] == [(other, 3.0, 5.0)]
-    assert others == {"ADD": [(one, 12.0)]}
+    assert [(m.kernel, m.working_set, m.ns) for m in products] == [(other, 3.0, 5.0)]
+    assert others == {"ADD": [_Measured(one, 3.0, 12.0)]}
+
+
+WARM = _Fitted([], np.array([1.0]), np.zeros(4))
+"""one working set only, so that nothing is far away"""
+
+
+def measured(kernels: Sequence[Other], times: Sequence[float]) -> list[_Measured[Other]]:
+    return [_Measured(of, 1.0, ns) for of, ns in zip(kernels, times, strict=True)]
 
 
 def test_the_spread_of_an_op_comes_from_kernels_that_its_fit_had_not_seen() -> None:
     """Every fourth takes half as long again; the others follow the costs exactly."""
-    kernels = [Other("ADD", 0.0, 50.0 * n, 0.0) for n in range(1, 25)]
+    kernels = [Other("ADD", 0.0, 50.0 * n, 0.0, 0.0) for n in range(1, 25)]
     times = [(100 + 2 * of.units) * (1 if i % 4 else 1.5) for i, of in enumerate(kernels)]
-    cost = _fit_other("ADD", 1, list(zip(kernels, times, strict=True)))
+    cost = _fit_other("ADD", 1, measured(kernels, times), WARM)
     assert cost.spread == pytest.approx(1.4826 * np.log(1.5), rel=0.01)
-    exact = _fit_other("ADD", 1, [(of, 100 + 2 * of.units) for of in kernels])
+    exact = _fit_other("ADD", 1, measured(kernels, [100 + 2 * of.units for of in kernels]), WARM)
     assert (exact.ns, exact.ns_per_unit) == (pytest.approx(100), pytest.approx(2))
     assert exact.spread == LEAST_SPREAD
 
 
 def test_relative_errors_count_and_outliers_lose_weight() -> None:
     """A large kernel that took ten times as long moves small ones by a few percent at most."""
-    kernels = [Other("ADD", 0.0, 50.0 * 1.5**n, 0.0) for n in range(16)]
+    kernels = [Other("ADD", 0.0, 50.0 * 1.5**n, 0.0, 0.0) for n in range(16)]
     times = [100 + 2 * of.units for of in kernels]
     times[-2] *= 10
-    cost = _fit_other("ADD", 1, list(zip(kernels, times, strict=True)))
+    cost = _fit_other("ADD", 1, measured(kernels, times), WARM)
     found = [cost.ns + cost.ns_per_unit * of.units for of in kernels]
     for i, (of, ns) in enumerate(zip(kernels, found, strict=True)):
         assert ns == pytest.approx(100 + 2 * of.units, rel=0.1), i
 
 
+def test_a_fit_separates_what_is_far_away() -> None:
+    """An op of one token in a small and in a large working set, 300 ns and 3 ns a byte more."""
+    two = _Fitted([], np.array([1e6, 1e8]), np.log([0.02, 0.03, 1, 1, 2]))
+    found = [
+        _Measured(Other("ADD, one token", 0.0, n, 0.0, n), size, 100 + 2 * n + cold * (300 + 3 * n))
+        for n in (50.0, 200.0, 800.0, 3000.0)
+        for size, cold in ((1e6, 0), (1e8, 1))
+    ]
+    cost = _fit_other("ADD, one token", 1, found, two)
+    assert (cost.ns, cost.ns_per_unit) == pytest.approx((100, 2), rel=0.01)
+    assert (cost.cold_ns, cost.cold_ns_per_byte) == pytest.approx((300, 3), rel=0.01)
+
+
+def test_short_rows_cost_more_than_their_multiplications() -> None:
+    """Rows of 64 to 4,096 weights, 0.01 ns for each and 5 ns for each row."""
+    found = [
+        _Measured(
+            Product("F16", False, False, 1, length * rows, length, 1.0, rows), 1e6,
+            500 + rows * (0.01 * length + 5),
+        )
+        for length in (64.0, 256.0, 1024.0, 4096.0)
+        for rows in (256.0, 1024.0, 4096.0)
+    ]  # fmt: skip
+    fitted = _fit_products(found)
+    assert fitted.ns_per_dot.tolist() == pytest.approx([5], rel=0.05)
+    assert fitted.ns_per_mac.tolist() == pytest.approx([0.01], rel=0.05)
+
+
+def test_reading_is_never_faster_in_a_larger_working_set() -> None:
+    rates = _Fitted([], np.array([1e6, 1e7, 1e8]), np.log([0.02, 1e-6, 0.01, 1, 1, 2])).ns_per_byte
+    assert rates.tolist() == pytest.approx([0.02, 0.020001, 0.030001])
+
+
 def test_the_bandwidth_is_fitted_at_sizes_that_lie_apart() -> None:
-    def measured(size: float, tokens: int = 1, experts: bool = False) -> _Measured:
-        return _Measured(Product("F16", False, experts, tokens, 1.0, 1.0, 1.0), size, 1.0)
+    def of(size: float, tokens: int = 1, experts: bool = False) -> _Measured[Product]:
+        return _Measured(Product("F16", False, experts, tokens, 1.0, 1.0, 1.0, 1.0), size, 1.0)
 
     sizes = [1.0, 2, 2.5, 5, 6, 13, 30, 61, 200, 500]
-    found = _sizes([measured(7.0, 64), measured(0.1, 1, True), *map(measured, sizes)])
+    found = _sizes([of(7.0, 64), of(0.1, 1, True), *map(of, sizes)])
     assert found.tolist() == [1, 2.5, 6, 13, 30, 61]
-    assert _sizes([measured(7.0, 64)]).tolist() == [7]
+    assert _sizes([of(7.0, 64)]).tolist() == [7]
 
 
 def replace_times(sample: Sample, factor: float) -> Sample:
@@ -267,10 +314,19 @@ def made_samples(model: KernelModel) -> list[Sample]:
                 for type_ in TYPES:
                     for macs in (0.05e6, 0.2e6, 1e6, 5e6):
                         kernels.append(
-                            Product(type_, False, False, tokens, macs * tokens, 1e3 * tokens, macs)
+                            Product(
+                                type_,
+                                False,
+                                False,
+                                tokens,
+                                macs * tokens,
+                                1e3 * tokens,
+                                macs,
+                                macs * tokens / 1e3,
+                            )
                         )
                 op = "ADD" + ONE * (tokens == 1)
-                kernels += [Other(op, n, 4e3 * n, 0.0) for n in (1.0, 7.0, 90.0)]
+                kernels += [Other(op, n, 4e3 * n, 0.0, 0.0) for n in (1.0, 7.0, 90.0)]
                 costs = _Costs(model, threads, float(size))
                 ns = np.array([costs.of(kernel)[0] for kernel in kernels])
                 step = float(ns.sum()) + 20_000

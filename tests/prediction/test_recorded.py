@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import ctypes
+import mmap
+from pathlib import Path
 
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from llamacpp_instr.base.system import drop_cached
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction.recorded import (
     CONTEXT,
     SUBJECTS,
     Run,
+    Shape,
     Subject,
+    write_random_layers,
 )
 
 
@@ -17,7 +26,7 @@ from llamacpp_instr.prediction.recorded import (
 def test_the_models_are_whole_blocks_of_each_type_and_hold_their_runs(subject: Subject) -> None:
     shape = subject.shape
     assert shape.width % shape.heads == shape.heads % shape.kv_heads == 0
-    assert shape.width // shape.heads in (64, 128, 256)
+    assert shape.head_length in (64, 128, 256)
     for type_ in subject.types:
         for length in (shape.width, shape.feed_forward):
             assert length % BY_NAME[type_].block == 0
@@ -38,3 +47,45 @@ def test_subjects_have_names_of_their_own() -> None:
     heads = {of.name: of.shape.width // of.shape.heads for of in SUBJECTS}
     for name, length in heads.items():
         assert not name.startswith("attention-") or name == f"attention-{length}"
+
+
+def test_blocks_have_as_many_scales_as_those_of_real_models(tmp_path: Path) -> None:
+    """SmolLM2-135M in Q8_0 has 540 to 1,080 in a tensor, in 148 to 276 lines of ggml's table."""
+    model = write_random_layers(tmp_path / "a.gguf", Shape(576, 1536, 9, 3), ["Q8_0"] * 2)
+    (tensor,) = (of for of in GGUFReader(model).tensors if of.name == "blk.1.ffn_up.weight")
+    blocks = np.asarray(tensor.data).reshape(-1, 34)
+    scales = np.unique(np.ascontiguousarray(blocks[:, :2]).view(np.uint16))
+    assert 500 < len(scales) < 1100
+    assert 140 < len(np.unique(scales // 16)) < 280
+
+
+def test_a_model_is_read_from_its_disk_and_not_from_what_was_just_written(tmp_path: Path) -> None:
+    model = write_random_layers(tmp_path / "a.gguf", Shape(256, 768, 4, 2), ["F16"])
+    if cached_pages(model):  # a file system in memory has nowhere else to read from
+        drop_cached(model)
+        assert cached_pages(model) == -(-model.stat().st_size // mmap.PAGESIZE)
+    else:
+        model.read_bytes()
+        assert cached_pages(model) > 0
+
+
+def cached_pages(path: Path) -> int:
+    """Pages of a file that are in memory: mincore(2)."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as pages:
+        found = (ctypes.c_ubyte * -(-len(pages) // mmap.PAGESIZE))()
+        start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(pages)), found) == 0
+        return sum(of & 1 for of in found)
+
+
+def test_a_model_with_a_window_is_a_gemma(tmp_path: Path) -> None:
+    shape = Shape(512, 1536, 2, 1, window=256, head=256)
+    reader = GGUFReader(write_random_layers(tmp_path / "a.gguf", shape, ["F16"]))
+    of = {tensor.name: tensor.shape.tolist() for tensor in reader.tensors}
+    assert reader.fields["general.architecture"].contents() == "gemma3"
+    assert reader.fields["gemma3.attention.sliding_window"].contents() == 256
+    assert of["blk.0.attn_q.weight"] == [512, 2 * 256]
+    assert of["blk.0.attn_output.weight"] == [2 * 256, 512]
+    assert of["blk.0.attn_k_norm.weight"] == [256]
+    assert "output.weight" not in of, "the embedding is the output, too"

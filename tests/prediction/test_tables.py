@@ -149,7 +149,7 @@ def test_the_length_that_a_model_was_trained_on(tmp_path: Path) -> None:
 
 
 def test_equal_computes_of_a_recording_are_one_sample(tmp_path: Path) -> None:
-    """The lower quartile of those with as many tokens at nearby positions, without the first."""
+    """The median of those with as many tokens at nearby positions, without the first."""
     sketch = Sketch()
     sketch.step(9_000, 6, ops=([5_000, 100], [0, 0]))
     for i in range(40):
@@ -161,14 +161,21 @@ def test_equal_computes_of_a_recording_are_one_sample(tmp_path: Path) -> None:
     assert (prefill.step_ns, prefill.past) == (9_000, 0)
     # the decodes at positions 6 to 31 are the first 26, and those from 32 on are 14
     assert near.steps.tolist() == [1_000 + 10 * i for i in range(1, 26)]
-    assert near.ns.tolist() == [500 + 1 + 6, 90]
-    assert (near.step_ns, near.past) == (1_000 + 10 * 7, 6 + 7)
+    assert near.ns.tolist() == [500 + 1 + 12, 90]
+    assert (near.step_ns, near.past) == (1_000 + 10 * 13, 6 + 13)
     assert far.steps.tolist() == [1_000 + 10 * i for i in range(27, 40)]
-    assert far.ns.tolist() == [500 + 27 + 3, 90]
-    (median, *_) = samples(session_of(tmp_path / "b.log", sketch.events), quantile=0.5)[1:]
-    assert median.ns.tolist() == [500 + 1 + 12, 90]
+    assert far.ns.tolist() == [500 + 27 + 6, 90]
     kinds = [type(kernel).__name__ for kernel in near.features.kernels]
     assert kinds == ["Product", "Other"]
+
+
+def test_the_kernels_of_a_sample_add_up_to_the_median_of_computes(tmp_path: Path) -> None:
+    """One of three kernels is late in each compute: the sum of their medians has no late one."""
+    sketch = Sketch()
+    for late in (0, 0, 1, 0, 1):
+        sketch.step(1_000, ops=([500 + 90 * late, 100 + 90 * (1 - late)], [0, 0]))
+    (found,) = samples(session_of(tmp_path / "a.log", sketch.events))
+    assert found.ns.tolist() == pytest.approx([500 * 690 / 600, 100 * 690 / 600])
 
 
 def test_the_barrier_after_a_kernel_belongs_to_it(tmp_path: Path) -> None:
@@ -198,14 +205,15 @@ def test_a_compute_whose_step_has_no_end_counts_with_those_at_the_beginning(
     assert (found.step_ns, found.past) == (0, 0)
 
 
-def test_the_past_of_a_sample_is_that_of_its_quantile(tmp_path: Path) -> None:
-    """Of four decodes at positions 1 to 4, a quarter lies before the second."""
+@pytest.mark.parametrize(("computes", "past"), [(2, 1), (4, 2), (5, 2), (6, 3)])
+def test_the_past_of_a_sample_is_that_of_its_median(
+    tmp_path: Path, computes: int, past: int
+) -> None:
+    """The first is left out; of an even number, the earlier one in the middle counts."""
     sketch = Sketch()
-    for _ in range(5):
+    for _ in range(computes):
         sketch.step(900, ops=([800, 100], [0, 0]))
-    session = session_of(tmp_path / "a.log", sketch.events)
-    pasts = [samples(session, of)[0].past for of in (0.25, 0.34, 0.99, 1.0)]
-    assert pasts == [1, 2, 3, 4]
+    assert samples(session_of(tmp_path / "a.log", sketch.events))[0].past == past
 
 
 def test_only_the_first_thread_and_a_compute_that_is_alone_counts(tmp_path: Path) -> None:

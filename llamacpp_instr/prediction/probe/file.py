@@ -79,6 +79,8 @@ class ProductCost(Struct, forbid_unknown_fields=True):
     """share of the bandwidth of `streams` that the kernel reaches; about 1"""
     spread: Spread
     """standard deviation of measured over predicted times that the fit had not seen, as a part"""
+    ns_per_dot: Cost = 0.0
+    """of each result: a short row costs more than its multiplications"""
 
 
 class Stream(Struct, forbid_unknown_fields=True):
@@ -105,6 +107,10 @@ class OtherCost(Struct, forbid_unknown_fields=True):
     ns_per_flop: Cost
     """of attention, and of products without a weight"""
     spread: Spread
+    cold_ns: Cost = 0.0
+    """more, while one token is decoded in the largest working set of `streams`"""
+    cold_ns_per_byte: Cost = 0.0
+    """the same, of each byte"""
 
 
 class Overhead(Struct, forbid_unknown_fields=True):
@@ -124,6 +130,8 @@ class Overhead(Struct, forbid_unknown_fields=True):
     spread: Spread = 0.0
     """what all kernels of a step share: standard deviation of measured over predicted steps of
     models that the fit had not seen, beyond that of their kernels, as a part"""
+    cold_step_ns: Cost = 0.0
+    """more of a decode outside its kernels, in the largest working set of `streams`"""
 
 
 class KernelModel(Struct, forbid_unknown_fields=True):
@@ -246,6 +254,15 @@ def _for_threads(entries: list[Entry], threads: int) -> list[Entry]:
     counts = {entry.threads for entry in entries}
     chosen = max((n for n in counts if n <= threads), default=min(counts))
     return [entry for entry in entries if entry.threads == chosen]
+
+
+def check_machine(path: str, cpu: str, probe: Probe) -> None:
+    """Raises UsageError if the log at `path` is of a processor `cpu` that is not the probe's."""
+    if cpu and probe.cpu and cpu != probe.cpu:
+        raise UsageError(
+            f"{path}: recorded on {cpu}, but the probe is of {probe.cpu};"
+            " run `instr probe` on that machine, and use its file"
+        )
 
 
 def default_path() -> Path:
