@@ -22,11 +22,12 @@ from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.session import Int64, Session
 from llamacpp_instr.log.steps import PHASES, Account, counted_steps
-from llamacpp_instr.prediction.probe.file import Probe
+from llamacpp_instr.prediction.probe.file import Probe, check_machine
 from llamacpp_instr.report.charts import Chart, Point, roofline_chart
 from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Report, Unit, rate_of
 
 if TYPE_CHECKING:
+    from llamacpp_instr.prediction.calibrate import Kind
     from llamacpp_instr.prediction.model import Case, Step
 
 BUSY = 0.5
@@ -69,6 +70,23 @@ def device_reports(probe: Probe, name: str) -> list[Report]:
     return reports
 
 
+def calibration_report(factors: Mapping[Kind, float]) -> Report:
+    """How much slower than the probe each kind of kernel was taken to be."""
+    columns = [Column("kernels", key="kind"), Column("slower by", "ratio", key="factor")]
+    rows: list[list[Cell]] = [[_KINDS[kind], factor] for kind, factor in factors.items()]
+    note = (
+        "The times that are predicted from now on, by those that were. A factor lies between 1 and"
+        " what the log has, because another model would differ, too."
+    )
+    return Report("Calibration", columns, rows, notes=[note])
+
+
+_KINDS: dict[Kind, str] = {
+    "attention": "attention", "decode": "products of a decode", "prefill": "products of a prefill",
+    "small": "other ops of one token", "large": "other ops of several tokens",
+}  # fmt: skip
+
+
 def busy_note(probe: Probe) -> str | None:
     """A sentence if the machine was busy when it was measured."""
     if probe.left_out:
@@ -106,12 +124,7 @@ class _Op:
 def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
     """A table for each phase, a row for each role, and the picture. Raises UsageError for a log
     without ops, and for one of another machine."""
-    host = session.start.host.cpu
-    if host and probe.cpu and host != probe.cpu:
-        raise UsageError(
-            f"{session.path}: recorded on {host}, but the probe is of {probe.cpu};"
-            " run `instr probe` there and name its file with --machine"
-        )
+    check_machine(session.path, session.start.host.cpu, probe)
     steps, notes = counted_steps(session)
     found = _ops(Account(session, steps), probe)
     if not found:

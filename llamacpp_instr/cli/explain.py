@@ -257,6 +257,7 @@ def values(logs: Logs = several_logs("LOG [OTHER]"), output: cli.ReportOutput = 
 @cli.command(
     "instr probe",
     "instr probe --device Vulkan0                 # add this device to the file",
+    "instr probe --calibrate session.log          # follow what this machine does today",
 )
 def probe(
     output: str | None = cli.option(
@@ -264,6 +265,9 @@ def probe(
     ),
     device: str | None = cli.option(
         "Measure this device instead, as `instr doctor` names it, and add it to the file.", "NAME"
+    ),
+    calibrate: str | None = cli.option(
+        "Scale the costs in the file to LOG, a short session of this machine.", "LOG"
     ),
     force: bool = cli.FORCE,
 ) -> None:
@@ -276,6 +280,9 @@ def probe(
 
     Of a device, it measures how fast it copies its memory, how fast ggml multiplies there, and the
     cost of an op that computes nothing. `instr roofline` then has roofs for its kernels.
+
+    --calibrate measures nothing: it makes the costs in the file larger or smaller as in the log, by
+    one factor for each kind of kernel. The log needs a few decodes of any model, at level detailed.
     """
     from llamacpp_instr.base.output import check_output, open_output
     from llamacpp_instr.base.system import how_to_install, missing_modules
@@ -290,9 +297,14 @@ def probe(
         path, force = str(default_path()), True
     else:
         path = output
-        check_output(path, force or device is not None)
+        check_output(path, force or device is not None or calibrate is not None)
+    if device is not None and calibrate is not None:
+        raise UsageError("--device and --calibrate exclude each other")
     if device is not None:
         _probe_device(device, path)
+        return
+    if calibrate is not None:
+        _calibrate_probe(calibrate, path)
         return
     missing = missing_modules("predict")
     if missing:
@@ -343,6 +355,26 @@ def _probe_device(name: str, path: str) -> None:
         file.write(probe_json(known.with_device(measured)))
     click.echo(render_text(device_reports(known.with_device(measured), name)), nl=False)
     notice(f"added {name} to {path}")
+
+
+def _calibrate_probe(log: str, path: str) -> None:
+    """Scale the costs in the file of this machine to a log."""
+    from llamacpp_instr.base.output import open_output
+    from llamacpp_instr.converters.analyses.probe import calibration_report
+    from llamacpp_instr.prediction.calibrate import calibrate, scaled
+    from llamacpp_instr.prediction.model import kernel_model
+    from llamacpp_instr.prediction.probe.file import check_machine, probe_json, read_probe
+    from llamacpp_instr.report.render import render_text
+
+    known, [session] = read_probe(path), Logs((log,)).sessions()
+    check_machine(log, session.start.host.cpu, known)
+    model = kernel_model(known, 1)
+    factors = calibrate(model, session)
+    known.kernel_model = scaled(model, factors)
+    with open_output(path, force=True) as file:
+        file.write(probe_json(known))
+    click.echo(render_text([calibration_report(factors)]), nl=False)
+    notice(f"wrote {path}")
 
 
 @cli.command("instr roofline session.log", "instr roofline session.log -o roof.html")

@@ -150,6 +150,7 @@ READ_ONLY = {
     ("weights", "--reference"), ("roofline", "--machine"), ("schedule", "--engines"),
     ("schedule", "--machine"), ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),
     ("import", "--base"), ("validate", "--reference"), ("to-flashinfer", "--dataset"),
+    ("probe", "--calibrate"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""

@@ -222,7 +222,7 @@ def test_a_role_without_a_type_or_with_an_unknown_mask(tmp_path: Path) -> None:
 
 
 def test_the_probe_of_another_machine_is_refused() -> None:
-    with pytest.raises(UsageError, match="run `instr probe` there"):
+    with pytest.raises(UsageError, match="run `instr probe` on that machine"):
         roofline(load_session(LOG), probe_of("another"))
 
 

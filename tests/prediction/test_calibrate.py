@@ -1,0 +1,106 @@
+"""Costs scaled to a log of the same machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.prediction.calibrate import OWN_ERROR, calibrate, scaled
+from llamacpp_instr.prediction.fit import samples
+from llamacpp_instr.prediction.model import costs_of
+from llamacpp_instr.prediction.probe.file import KernelModel, probe_json, read_probe
+from tests.conftest import Instr, assert_refused
+from tests.kit.made_machine import made_machine
+from tests.kit.native_kit import DEMO
+from tests.kit.reports import session_of
+from tests.kit.sketched_log import Sketch
+
+
+def machine(spread: float = 10.0) -> KernelModel:
+    """By default one that knows nothing for sure, so that a log counts in full."""
+    model = made_machine().kernel_model
+    assert model is not None
+    overheads = [replace(of, spread=spread) for of in model.overheads]
+    return KernelModel(model.architecture, model.products, model.streams, model.others, overheads)
+
+
+def session_with(tmp_path: Path, product: float, add: float) -> Session:
+    """Computes of a product and an ADD, slower than the machine by these factors."""
+    sketch = Sketch()
+    for _ in range(5):
+        sketch.step(900_000, ops=([1, 1], [0, 0]))
+    (sample,) = samples(session_of(tmp_path / "plain.log", sketch.events))
+    ns = costs_of(sample.features, machine(), 1).ns * [product, add]
+    sketch = Sketch()
+    for _ in range(5):
+        sketch.step(900_000, ops=([round(1e6 * of) for of in ns], [0, 0]))
+    return session_of(tmp_path / "slow.log", sketch.events)
+
+
+def test_each_kind_of_kernel_gets_its_factor(tmp_path: Path) -> None:
+    factors = calibrate(machine(), session_with(tmp_path, 1.5, 0.5))
+    assert factors == pytest.approx({"decode": 1.5e6, "small": 0.5e6}, rel=2e-3)
+
+
+def test_the_surer_the_probe_the_less_a_log_counts(tmp_path: Path) -> None:
+    """As sure as one model is like another: half, in logarithms."""
+    session = session_with(tmp_path, 1.5, 0.5)
+    factors = calibrate(machine(OWN_ERROR), session)
+    assert factors["decode"] == pytest.approx(math.sqrt(1.5e6), rel=2e-3)
+    assert calibrate(machine(0.0), session) == {"decode": 1.0, "small": 1.0}
+
+
+def test_scaled_costs_predict_scaled_times(tmp_path: Path) -> None:
+    (sample,) = samples(session_with(tmp_path, 1.0, 1.0))
+    model = machine()
+    before = costs_of(sample.features, model, 1).ns
+    slower = scaled(model, {"decode": 1.5, "small": 2.0, "prefill": 9.0, "attention": 9.0})
+    inputs = 0.1 * sample.features.kernels[0].inputs  # type: ignore[union-attr]
+    after = costs_of(sample.features, slower, 1).ns
+    assert after[0] - inputs == pytest.approx(1.5 * (before[0] - inputs))
+    assert after[1] == pytest.approx(2 * before[1])
+
+
+def test_a_log_with_too_little_is_one_line(tmp_path: Path) -> None:
+    sketch = Sketch()
+    sketch.step(900, ops=([1, 1], [0, 0]))
+    with pytest.raises(UsageError, match="has no 3 computes of one shape with their kernels"):
+        calibrate(machine(), session_of(tmp_path / "a.log", sketch.events))
+
+
+@pytest.mark.native
+def test_a_file_calibrated_by_a_session_predicts_that_session(instr: Instr, tmp_path: Path) -> None:
+    """A machine that is far from this one predicts the demo's decodes as they were."""
+    known = replace(made_machine(), cpu="", kernel_model=machine())
+    file = tmp_path / "machine.json"
+    file.write_bytes(probe_json(known))
+    run = ("run", DEMO, "--prompt", "Once", "-n", 24, "--threads", 1, "--level", "detailed")
+    assert instr(*run, "--log", "demo.log").returncode == 0
+    done = instr("probe", "--calibrate", "demo.log", "-o", file)
+    assert done.returncode == 0, done.stderr
+    assert "products of a decode" in done.stdout
+    model = read_probe(file).kernel_model
+    assert model is not None
+    decodes = [of for of in samples(load_session(tmp_path / "demo.log")) if of.tokens == 1]
+    assert decodes
+    for of in decodes:
+        predicted = float(costs_of(of.features, model, 1).ns.sum())
+        assert predicted == pytest.approx(float(of.ns.sum()), rel=0.15)
+
+
+def test_a_log_of_another_processor_is_refused(instr: Instr, tmp_path: Path) -> None:
+    file = tmp_path / "machine.json"
+    file.write_bytes(probe_json(made_machine()))
+    log = session_with(tmp_path, 1.0, 1.0).path
+    refused = instr("probe", "--calibrate", log, "-o", file)
+    assert_refused(refused, "recorded on A CPU", "the probe is of a made CPU")
+
+
+def test_a_device_is_not_calibrated(instr: Instr) -> None:
+    both = instr("probe", "--calibrate", "a.log", "--device", "Vulkan0")
+    assert_refused(both, "--device and --calibrate exclude each other")
