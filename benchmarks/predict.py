@@ -1,8 +1,11 @@
 """How far predictions are from measurements, for models that the probe never saw.
 
-    python -m benchmarks.predict [--machine machine.json] [--threads 1,2] [--json]
+    python -m benchmarks.predict [--machine machine.json] [--threads 1,2] [--busy] [--json]
+    python -m benchmarks.predict --models model-F16.gguf --calibrate Q4_K_M
 
-Each held-out model is quantized, recorded and predicted from the F16 file alone. Printed are median
+Each held-out model is quantized, recorded and predicted from the F16 file alone: random ones, or
+the files that --models names. --busy lets as many processes compute meanwhile as there are CPUs.
+With --calibrate, the record of that type scales the predictions of the others. Printed are median
 absolute errors of decodes, of prefills, and of each kind of op with more than 1 % of the time, with
 95 % intervals; beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's
 rate, and of bytes over the bandwidth. --json also has every step: its measured median with a 95 %
@@ -13,23 +16,30 @@ assumes no distribution. Run it when the machine is idle, right after `instr pro
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from scipy.stats import quantile_test
 
+from benchmarks.diff_noise import neighbours
 from benchmarks.harness import arguments, scratch
+from llamacpp_instr.base.system import drop_cached
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.graph.kernels import plan_kernels
-from llamacpp_instr.log.session import load_session
+from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.prediction.calibrate import calibrate, scaled
 from llamacpp_instr.prediction.fit import Floats, Sample, samples
+from llamacpp_instr.prediction.model import kernel_model
 from llamacpp_instr.prediction.probe.file import Probe, read_probe
 from llamacpp_instr.prediction.recorded import Run, Shape, record_runs, write_random_layers
 from llamacpp_instr.prediction.steps import PlannedStep, planned_steps, write_retyped
@@ -37,13 +47,14 @@ from llamacpp_instr.recording.memory.plan import UbatchShape
 
 SHAPES = {
     "100 M": (Shape(768, 2048, 12, 4, 16000), 10),
-    "1 B, 3 layers": (Shape(2048, 8192, 32, 8, 16000), 3),
+    "1 B of 3 layers": (Shape(2048, 8192, 32, 8, 16000), 3),
     "experts": (Shape(768, 1024, 12, 4, 8000, experts=6, used=2), 5),
+    "gemma": (Shape(640, 2048, 4, 1, 65536, window=512, head=256), 9),
 }
-TYPES = ("F16", "Q8_0", "Q4_K_M", "Q4_0")
+TYPES = ("F16", "Q8_0", "Q6_K", "Q4_K_M", "Q4_0")
 RUNS = (
-    Run(1, 15, past=16), Run(1, 11, past=512), Run(1, 11, past=2048),
-    Run(8, 11, past=16), Run(8, 11, past=512), Run(64, 10), Run(64, 10, past=512),
+    Run(1, 25, past=16), Run(1, 15, past=512), Run(1, 11, past=2048), Run(8, 7, past=16),
+    Run(128, 5), Run(512, 4),
 )  # fmt: skip
 FEW = 0.01
 """of the time of a step; kinds of op with less do not count"""
@@ -56,17 +67,21 @@ Errors = dict[str, list[tuple[float, float]]]
 
 def main() -> None:
     args = arguments(
-        __doc__, machine=None, threads="1,2", types=",".join(TYPES), models="", json=False
-    )
+        __doc__, machine=None, threads="1,2", types=",".join(TYPES), models="", calibrate="",
+        busy=False, json=False,
+    )  # fmt: skip
     probe = read_probe(args.machine)
     errors: Errors = defaultdict(list)
     rows: list[Row] = []
-    with scratch() as folder:
+    with scratch() as folder, neighbours(args.busy):
         for model, source in held_out(folder, args.models):
-            for file_type in args.types.split(","):
-                for row in compared(folder, source, file_type, args.threads, probe, errors):
-                    rows.append({"model": model, "type": file_type, **row})
-                    print(*map(_short, rows[-1].values()), file=sys.stderr, flush=True)
+            for threads in map(int, args.threads.split(",")):
+                done = [record(folder, source, of, threads) for of in args.types.split(",")]
+                used = calibrated(probe, done, args.calibrate)
+                for recorded in (of for of in done if of.type != args.calibrate):
+                    for row in compared(recorded, used, threads, errors):
+                        rows.append({"model": model, "type": recorded.type, **row})
+                        print(*map(_short, rows[-1].values()), file=sys.stderr, flush=True)
     medians: dict[str, Any] = {}
     for what, pairs in sorted(errors.items()):
         of, roofline = np.transpose(pairs)
@@ -78,9 +93,9 @@ def main() -> None:
             "roofline": float(np.median(np.abs(roofline))),
         }
     error, spread = np.array([(row["error"], row["spread"]) for row in rows], float).T
-    within = float(np.mean(np.abs(np.log1p(error)) < 2 * spread))
+    within = float(np.mean(np.abs(np.log1p(error)) < 1.96 * spread))
     if args.json:
-        print(json.dumps({"rows": rows, "medians": medians, "within_two_sigma": within}, indent=1))
+        print(json.dumps({"rows": rows, "medians": medians, "within_interval": within}, indent=1))
         return
     print(
         f"{'what':32} {'steps':>6} {'error':>8} {'95 % interval':>17} {'bias':>8} {'roofline':>9}"
@@ -91,7 +106,7 @@ def main() -> None:
             f"{what:32} {of['steps']:6} {of['median_error']:8.1%} {low:8.1%} {high:8.1%}"
             f" {of['bias']:+8.1%} {of['roofline']:9.1%}"
         )
-    print(f"within two standard deviations: {within:.0%} of steps")
+    print(f"within the 95 % interval: {within:.0%} of {len(rows)} steps")
 
 
 def interval(values: Floats) -> tuple[float, float]:
@@ -110,34 +125,62 @@ def _short(value: object) -> str:
 
 def held_out(folder: Path, chosen: str) -> Iterator[tuple[str, Path]]:
     """Name and F16 file of each model."""
-    for name, (shape, layers) in SHAPES.items():
-        if not chosen or name in chosen.split(","):
-            path = folder / f"{name.replace(' ', '-').replace(',', '')}.gguf"
-            write_random_layers(path, shape, ["F16"] * layers)
-            yield name, path
-            path.unlink()
+    names = chosen.split(",") if chosen else list(SHAPES)
+    for name in names:
+        if name not in SHAPES:
+            yield Path(name).name, Path(name)
+            continue
+        shape, layers = SHAPES[name]
+        path = folder / f"{name.replace(' ', '-')}.gguf"
+        write_random_layers(path, shape, ["F16"] * layers)
+        yield name, path
+        path.unlink()
 
 
-def compared(
-    folder: Path, path: Path, file_type: str, threads: str, probe: Probe, errors: Errors
-) -> Iterator[Row]:
-    """Predicts from the F16 file, and records a file that was really quantized."""
-    source, real = load_model_file(path), path
-    retyped = folder / "retyped"
+@dataclass(frozen=True)
+class Recorded:
+    """The runs of a model in a file type, and the file from which they are predicted."""
+
+    type: str
+    model: ModelFile
+    session: Session
+    """of the file that was really quantized"""
+
+
+def record(folder: Path, path: Path, file_type: str, threads: int) -> Recorded:
+    """The file that is predicted has no weights; both are gone afterwards."""
+    source, real = load_model_file(path), folder / "quantized.gguf"
+    retyped = folder / f"retyped-{file_type}"
     retyped.mkdir(exist_ok=True)
     with Quantizer(source, QuantizeOptions()) as quantizer:
         plan = quantizer.plan(file_type)
-        predicted_file = write_retyped(source, plan, retyped)
-        if file_type != "F16":
-            real = folder / "quantized.gguf"
+        predicted = write_retyped(source, plan, retyped)
+        if file_type == "F16":
+            shutil.copy(path, real)
+        else:
             quantizer.write([plan], [real], force=True)
-    for n in map(int, threads.split(",")):
-        log = folder / "measured.log"
-        record_runs(real, log, n, RUNS)
-        for sample in samples(load_session(log), 0.5):
-            # not the filling of a cache
-            if len(sample.steps) >= 2 and sample.tokens in {run.tokens for run in RUNS}:
-                yield compare(sample, predicted_file, probe, n, errors)
+    drop_cached(real)
+    log = folder / "measured.log"
+    record_runs(real, log, threads, RUNS)
+    real.unlink()
+    return Recorded(file_type, predicted, load_session(log))
+
+
+def calibrated(probe: Probe, done: list[Recorded], by: str) -> Probe:
+    if not by:
+        return probe
+    (session,) = (of.session for of in done if of.type == by)
+    model = kernel_model(probe, 1)
+    factors = calibrate(model, session)
+    print(by, factors, file=sys.stderr)
+    return msgspec.structs.replace(probe, kernel_model=scaled(model, factors))
+
+
+def compared(of: Recorded, probe: Probe, threads: int, errors: Errors) -> Iterator[Row]:
+    for sample in samples(of.session):
+        # not the filling of a cache
+        if len(sample.steps) >= 2 and sample.tokens in {run.tokens for run in RUNS}:
+            yield compare(sample, of.model, probe, threads, errors)
 
 
 def compare(sample: Sample, model: ModelFile, probe: Probe, threads: int, errors: Errors) -> Row:
