@@ -59,10 +59,9 @@ for _ in range(100):  # a process that still writes there may need a moment to e
 
 
 def drop_cached(path: Path) -> None:
-    """Write a file to its disk and remove it from the page cache. What is read again lies in large
-    pieces of memory, what was just written often in pages of 4 KiB: a model of 270 MB decoded at
-    20.9 GB/s after it was written, and at 27.4 after it was read again. Does nothing where the
-    system cannot do so."""
+    """Write a file to its disk and remove it from the page cache. Read again, it lies elsewhere in
+    memory, probably in larger pages: a model of 270 MB was decoded at 20.9 GB/s after it was
+    written, and at 27.4 after it was read again. Does nothing where the system cannot do so."""
     if not hasattr(os, "posix_fadvise"):
         return
     with path.open("rb+") as file:
