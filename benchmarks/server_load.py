@@ -27,6 +27,8 @@ from tests.kit.native_kit import DEMO
 
 OPTIONS = ("-c", "4096", "-np", "4", "-t", "1")
 SAMPLE_S = 1.0
+A_MINUTE = round(60 / SAMPLE_S)
+"""samples"""
 
 
 def main() -> None:
@@ -52,10 +54,7 @@ def main() -> None:
         print(f"prompt tokens: log {sum(of.prompt for of in requests):,},", end=" ")
         print(f"server {metrics['prompt_tokens_total']:,.0f}")
     for name, values in zip(("recorded", "plain"), memory, strict=True):
-        minutes = (
-            values[i : i + round(60 / SAMPLE_S)]
-            for i in range(0, len(values), round(60 / SAMPLE_S))
-        )
+        minutes = (values[i : i + A_MINUTE] for i in range(0, len(values), A_MINUTE))
         print(f"{name}, MiB:", *(f"{median(of) / 2**20:.1f}" for of in minutes))
 
 

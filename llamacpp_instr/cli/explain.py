@@ -28,6 +28,7 @@ from llamacpp_instr.cli.logs import (
 if TYPE_CHECKING:
     from llamacpp_instr.log.session import Session
     from llamacpp_instr.model.file import ModelFile
+    from llamacpp_instr.prediction.probe.file import Probe
 
 MOST_SWEPT = 1024
 
@@ -329,6 +330,13 @@ def probe(
         notice(f"wrote {path}")
 
 
+def _measured_before(path: str) -> Probe:
+    """The probe in the file that is to be changed."""
+    from llamacpp_instr.prediction.probe.file import default_path, read_probe
+
+    return read_probe(None if path == str(default_path()) else path)
+
+
 def _probe_device(name: str, path: str) -> None:
     """Measure a device and add it to the file of this machine."""
     from llamacpp_instr.base.output import open_output
@@ -337,11 +345,11 @@ def _probe_device(name: str, path: str) -> None:
     from llamacpp_instr.llama.crashes import last_words
     from llamacpp_instr.llama.devices import device_named
     from llamacpp_instr.prediction.probe.device import measure_device
-    from llamacpp_instr.prediction.probe.file import default_path, probe_json, read_probe
+    from llamacpp_instr.prediction.probe.file import probe_json
     from llamacpp_instr.prediction.probe.measure import cpu_name
     from llamacpp_instr.report.render import render_text
 
-    known = read_probe(None if path == str(default_path()) else path)
+    known = _measured_before(path)
     if known.cpu != cpu_name():
         raise UsageError(f"{path} is of {known.cpu}, this machine is {cpu_name()}")
     native.load()
@@ -363,10 +371,10 @@ def _calibrate_probe(log: str, path: str) -> None:
     from llamacpp_instr.converters.analyses.probe import calibration_report
     from llamacpp_instr.prediction.calibrate import calibrate, scaled
     from llamacpp_instr.prediction.model import kernel_model
-    from llamacpp_instr.prediction.probe.file import check_machine, probe_json, read_probe
+    from llamacpp_instr.prediction.probe.file import check_machine, probe_json
     from llamacpp_instr.report.render import render_text
 
-    known, [session] = read_probe(path), Logs((log,)).sessions()
+    known, [session] = _measured_before(path), Logs((log,)).sessions()
     check_machine(log, session.start.host.cpu, known)
     model = kernel_model(known, 1)
     factors = calibrate(model, session)

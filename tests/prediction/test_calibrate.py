@@ -17,6 +17,7 @@ from llamacpp_instr.prediction.probe.file import KernelModel, probe_json, read_p
 from tests.conftest import Instr, assert_refused
 from tests.kit.made_machine import made_machine
 from tests.kit.native_kit import DEMO
+from tests.kit.nursery import Nursery
 from tests.kit.reports import session_of
 from tests.kit.sketched_log import Sketch
 
@@ -99,6 +100,14 @@ def test_a_log_of_another_processor_is_refused(instr: Instr, tmp_path: Path) -> 
     log = session_with(tmp_path, 1.0, 1.0).path
     refused = instr("probe", "--calibrate", log, "-o", file)
     assert_refused(refused, "recorded on A CPU", "the probe is of a made CPU")
+
+
+def test_without_a_probe_there_is_nothing_to_calibrate(
+    nursery: Nursery, environment: dict[str, str], tmp_path: Path
+) -> None:
+    nowhere = environment | {"LLAMACPP_INSTR_CACHE": str(tmp_path / "empty")}
+    done = nursery.run(["probe", "--calibrate", "a.log"], tmp_path, None, environment=nowhere)
+    assert_refused(done, "this machine was not measured")
 
 
 def test_a_device_is_not_calibrated(instr: Instr) -> None:
