@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -59,13 +60,19 @@ MEASURED = {
 """those whose numbers differ each time, or that take seconds"""
 
 
+@cache
+def in_json(name: str) -> str:
+    """The reports of a command, which runs once."""
+    return printed(*(REPORTS | MEASURED)[name].split(), "--json")
+
+
 def listed(page: str) -> str:
     """The page with the names that the commands have now."""
     rows = ["| command | id of the table | ids of its columns |", "|---|---|---|"]
     seen = set()
-    for words in map(str.split, (REPORTS | MEASURED).values()):
-        command = words[0]
-        for report in json.loads(printed(*words, "--json")):
+    for name, line in (REPORTS | MEASURED).items():
+        command = line.split()[0]
+        for report in json.loads(in_json(name)):
             columns = ", ".join(f"`{column['id']}`" for column in report["columns"])
             if columns and (command, report["id"], columns) not in seen:
                 seen.add((command, report["id"], columns))

@@ -7,14 +7,12 @@ import io
 import re
 from html.parser import HTMLParser
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.report.render import render_csv, render_html, render_markdown, render_text
 from llamacpp_instr.report.report import MOST_ROWS, Column, Report
-from tests.kit import report_names
 
 COLUMNS = [Column("Name"), Column("time", "ns"), Column("share", "fraction")]
 REPORT = Report("A | <b>", COLUMNS, [["x|y <i>", 1500, 0.25], ["z_1", None, None]], ["A *note*."])
@@ -154,11 +152,3 @@ def test_layers_that_look_the_same_are_one_row():
         "  A row is one layer of each kind; --json has all layers.\n"
     )
     assert "Not" not in render_text([Report("Few", columns, rows[:12])])
-
-
-@pytest.mark.native
-def test_the_names_for_scripts_are_those_of_the_page() -> None:
-    """A title may be worded anew; then its column or table needs its former name as `key`."""
-    page = report_names.PAGE.read_text(encoding="utf-8")
-    assert report_names.listed(page) == page
-    assert "``" not in page.partition("## Names")[2], "each table and column has one"
