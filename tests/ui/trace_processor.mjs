@@ -1,9 +1,10 @@
 // Runs trace_processor in node, as Perfetto's UI ships it for browsers.
 //
-//   node trace_processor.mjs DIRECTORY < REQUESTS > REPLIES
+//   node trace_processor.mjs DIRECTORY
 //
-// DIRECTORY has engine_bundle.js and trace_processor.wasm. REQUESTS and REPLIES are streams of
-// TraceProcessorRpc messages (protos/perfetto/trace_processor/trace_processor.proto).
+// DIRECTORY has engine_bundle.js and trace_processor.wasm. Standard input has requests, standard
+// output the replies to each: four bytes for the length, then a TraceProcessorRpcStream
+// (protos/perfetto/trace_processor/trace_processor.proto).
 
 import fs from "node:fs";
 import path from "node:path";
@@ -36,6 +37,23 @@ const globals = {
 vm.compileFunction(fs.readFileSync(bundle, "utf8"), Object.keys(globals))(...Object.values(globals));
 await new Promise(setImmediate); // the bundle waits for promises before it listens
 
-const port = { postMessage: (reply) => process.stdout.write(Buffer.from(reply)) };
+const read = (length) => {
+  const bytes = Buffer.alloc(length);
+  for (let at = 0; at < length;) {
+    const n = fs.readSync(0, bytes, at, length - at);
+    if (!n) process.exit();
+    at += n;
+  }
+  return bytes;
+};
+
+let replies = [];
+const port = { postMessage: (reply) => replies.push(Buffer.from(reply)) };
 self.onmessage({ data: port });
-for await (const requests of process.stdin) port.onmessage({ data: new Uint8Array(requests) });
+for (;;) {
+  replies = [];
+  port.onmessage({ data: new Uint8Array(read(read(4).readUInt32LE())) });
+  const length = Buffer.alloc(4);
+  length.writeUInt32LE(replies.reduce((sum, reply) => sum + reply.length, 0));
+  for (let bytes = Buffer.concat([length, ...replies]); bytes.length;) bytes = bytes.subarray(fs.writeSync(1, bytes));
+}
