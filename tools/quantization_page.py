@@ -57,7 +57,7 @@ def main() -> None:
         outputs = compare_outputs(files, None, OutputOptions(chunks=CHUNKS))
         PAGE.write_text(page(table(reference, lines, outputs), outputs.n_scored), encoding="utf-8")
         points = [
-            Point(line.file_type, line.file.file_size / 2**20, of.kl.value)
+            Point(line.file_type, line.file.file_size / 2**20, of.kl.value, of.kl.half_interval)
             for line, of in zip(lines, outputs.divergences, strict=True)
         ]
         title, error = "What quantization costs the demo model", "mean KL divergence from F16, nats"

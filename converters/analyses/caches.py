@@ -63,7 +63,7 @@ def draw_caches(outputs: Outputs, files: Sequence[ModelFile]) -> list[Chart]:
         for i, name in enumerate(names)
     }
     points = [
-        Point(name, cache.n_bytes / MIB, its.kl.value)
+        Point(name, cache.n_bytes / MIB, its.kl.value, its.kl.half_interval)
         for name, cache, its in zip(names, outputs.caches[1:], outputs.divergences, strict=True)
     ]
     ranges = [_range(at) for at in outputs.by_position]

@@ -58,7 +58,10 @@ def compute_quality(
 def draw_divergence(outputs: Outputs, files: Sequence[ModelFile]) -> Chart:
     """The mean KL divergence of each candidate over the size of its file."""
     candidates = zip(names_of(outputs, files)[1:], files[1:], outputs.divergences, strict=True)
-    points = [Point(name, file.file_size / MIB, its.kl.value) for name, file, its in candidates]
+    points = [
+        Point(name, file.file_size / MIB, its.kl.value, its.kl.half_interval)
+        for name, file, its in candidates
+    ]
     axis = "mean KL divergence, nats"
     return scatter_size_error("KL divergence against size", "file, MiB", axis, points)
 

@@ -13,7 +13,6 @@ from llamacpp_instr.recipe.verify import Verified, difference
 from llamacpp_instr.report.charts import Chart, Point, scatter_size_error
 from llamacpp_instr.report.report import Cell, Figures, Report
 
-Z95 = 1.96
 _MIB = 1 << 20
 _MEANT = "mean KL divergence, nats"
 
@@ -111,7 +110,10 @@ def _why(types: Sequence[Verified], best: int) -> str:
 
 def size_chart(types: Sequence[Verified], title: str) -> Chart:
     """The KL divergence of each model over its size."""
-    points = [Point(of.name, of.plan.file_bytes / _MIB, of.outputs.kl.value) for of in types]
+    points = [
+        Point(of.name, of.plan.file_bytes / _MIB, of.outputs.kl.value, of.outputs.kl.half_interval)
+        for of in types
+    ]
     return scatter_size_error(title, "file, MiB", _MEANT, points)
 
 
@@ -131,7 +133,7 @@ def recipe_reports(
             [
                 of.name, of.plan.file_bytes, of.plan.bits_per_weight, of.predicted,
                 of.outputs.kl.value, of.outputs.kl.error,
-                *([None, None] if of is recipe else [apart.value, Z95 * apart.error]),
+                *([None, None] if of is recipe else [apart.value, apart.half_interval]),
                 of.outputs.perplexity.value, of.outputs.same_top.value,
             ]
         )  # fmt: skip
@@ -164,7 +166,7 @@ def _verdict(recipe: Verified, other: Verified) -> str:
     share = recipe.plan.file_bytes / other.plan.file_bytes - 1
     size = f"{abs(share):.1%} {'more' if share > 0 else 'fewer'} bytes than {other.name}"
     size = size.replace("%", " %")
-    if abs(apart.value) <= Z95 * apart.error:
+    if abs(apart.value) <= apart.half_interval:
         return f"With {size}, it diverges as much: the 95 % interval of the difference includes 0."
     factor = other.outputs.kl.value / recipe.outputs.kl.value
     how = "less" if apart.value > 0 else "more"

@@ -170,6 +170,13 @@ def test_points_that_are_nowhere_are_left_out() -> None:
     assert axes.get_yscale() == "linear", "a logarithm of zero is nowhere"
 
 
+def test_a_point_has_its_interval() -> None:
+    points = [Point("a", 1, 2, 0.5), Point("b", 2, 3)]
+    axes = drawn(charts.scatter_size_error("Cost", "MiB", "KL", points)).axes[0]
+    (bars,) = axes.containers[0][2]
+    assert [bar.tolist() for bar in bars.get_segments()] == [[[1, 1.5], [1, 2.5]]]
+
+
 def test_a_chart_of_nothing() -> None:
     assert "<svg" in charts.bar_by_layer("B", "b", [], {}).svg()
     assert "<svg" in charts.lines_by_layer("B", "b", [], {"a": []}).svg()

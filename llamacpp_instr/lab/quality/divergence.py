@@ -42,6 +42,11 @@ class Estimate:
     value: float
     error: float
 
+    @property
+    def half_interval(self) -> float:
+        """Half of its 95 % interval."""
+        return 1.96 * self.error
+
 
 @dataclass(frozen=True)
 class Divergence:
