@@ -34,6 +34,12 @@ def recipe(
         "TOKENS",
         IntRange(1, 1 << 24),
     ),
+    cache_type_k: str | None = cli.option(
+        "Storage types of the K cache of that context, to choose from.  [default: f16]", "TYPE,…"
+    ),
+    cache_type_v: str | None = cli.option(
+        "Storage types of its V cache, to choose from.  [default: f16]", "TYPE,…"
+    ),
     speed: float | None = cli.option(
         "Tokens per second to decode at least, as `instr predict` predicts them.",
         "TOKENS",
@@ -78,6 +84,8 @@ def recipe(
     the demo model.
     """
     from llamacpp_instr.base.output import check_model_output, check_not_input, check_output
+    from llamacpp_instr.lab.quality.caches import parse_cache_types
+    from llamacpp_instr.lab.quality.divergence import CacheTypes
     from llamacpp_instr.llama.threads import default_threads
     from llamacpp_instr.model.file import load_model_file
     from llamacpp_instr.prediction.probe.file import known_probe, read_probe
@@ -102,8 +110,11 @@ def recipe(
         raise UsageError("name the model to write with -o FILE.gguf")
     if from_recipe is not None and (text is not None or report.flag is not None):
         raise UsageError("--recipe makes a model and reports nothing; leave out --text and formats")
-    if ctx is not None and memory is None:
-        raise UsageError("--ctx is the context of --memory; give both")
+    given = {"ctx": ctx, "cache-type-k": cache_type_k, "cache-type-v": cache_type_v}
+    for name, value in given.items():
+        if value is not None and memory is None:
+            raise UsageError(f"--{name} is of the context of --memory; give both")
+    caches = parse_cache_types(cache_type_k, cache_type_v) or [CacheTypes()]
     probe = read_probe(machine) if machine is not None or speed is not None else known_probe()
     predictor = Machine(probe, threads or default_threads()) if probe is not None else None
     report = replace(report, path="-" if makes or output is None else output, force=force)
@@ -132,8 +143,8 @@ def recipe(
         chart = size_chart(found.models, f"Types of {source.path.name}")
     else:
         limits = Limits(size, bpw, memory, ctx, speed, predictor)
-        found = find_recipe(source, options, texts, limits, Path(str(output)), force)
+        found = find_recipe(source, options, texts, limits, Path(str(output)), force, caches)
         assert found.measured is not None
-        reports = recipe_reports(found.models, found.perplexity, found.measured, note, found.gap)
+        reports = recipe_reports(found, found.measured, note)
         chart = size_chart(found.models, f"{Path(str(output)).name} and types of llama.cpp")
     report.write(reports, charts=[chart], title=f"Recipe of {source.path.name}")

@@ -43,6 +43,9 @@ class Recipe(msgspec.Struct, omit_defaults=True):
     tensors: dict[str, str]
     imatrix: str | None = None
     """the name of the file"""
+    cache_type_k: str = "f16"
+    """of the cache that it was chosen for"""
+    cache_type_v: str = "f16"
 
 
 def options_of(recipe: Recipe, options: QuantizeOptions) -> QuantizeOptions:

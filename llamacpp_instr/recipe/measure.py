@@ -28,11 +28,13 @@ from llamacpp_instr.base.output import open_output
 from llamacpp_instr.base.system import cache_dir, temporary_directory
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.diverge.run import DivergeOptions, Pair
+from llamacpp_instr.lab.quality.divergence import CacheTypes
 from llamacpp_instr.lab.quality.logits import (
     DEFAULT_CTX,
     OutputOptions,
     WritingContext,
     check_comparison,
+    compare_outputs,
     cut_chunks,
     opened_models,
     write_chunks,
@@ -75,6 +77,8 @@ class Figures(msgspec.Struct):
     """the tensors that a graph reads; others have no effect"""
     effects: dict[str, float] = {}
     """by group, in nats; of all tensors together under ALL"""
+    caches: dict[str, float] = {}
+    """the KL divergence of each cache from one of f16, in nats, by its name"""
 
 
 ALL = "all"
@@ -184,6 +188,29 @@ def measure(
                     figures.effects[key] = max(effect_of(names), 0.0)
                     _write_state(path, figures)
     return _measured(source, plans, _groups(changed, figures), figures)
+
+
+def measure_caches(
+    source: ModelFile,
+    options: QuantizeOptions,
+    calibration: Calibration,
+    caches: Sequence[CacheTypes],
+    on_progress: OnProgress = lambda *_: None,
+) -> dict[CacheTypes, float]:
+    """The KL divergence, in nats, of the model with each cache from the model with one of f16.
+    Raises like `compare_outputs`."""
+    path = _state_path(source, options, calibration)
+    figures = _read_state(path)
+    missing = [of for of in caches if of != CacheTypes() and of.name not in figures.caches]
+    if missing:
+        chunks = cut_calibration(source, calibration)
+        how = OutputOptions(ctx=calibration.ctx, threads=calibration.threads)
+        files, types = [source] * (1 + len(missing)), [CacheTypes(), *missing]
+        outputs = compare_outputs(files, chunks, how, on_progress, types)
+        for of, divergence in zip(missing, outputs.divergences, strict=True):
+            figures.caches[of.name] = max(divergence.kl.value, 0.0)
+        _write_state(path, figures)
+    return {of: figures.caches.get(of.name, 0.0) for of in caches}
 
 
 def _groups(changed: Sequence[Weight], figures: Figures) -> dict[str, tuple[str, ...]]:

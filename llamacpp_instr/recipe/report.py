@@ -9,7 +9,8 @@ from llamacpp_instr.converters.analyses.tables import grouped, header
 from llamacpp_instr.lab.quality.divergence import Estimate
 from llamacpp_instr.prediction.model import Case
 from llamacpp_instr.recipe.measure import Measured
-from llamacpp_instr.recipe.verify import Verified, difference
+from llamacpp_instr.recipe.run import Found, TriedCache
+from llamacpp_instr.recipe.verify import F16, Verified, difference
 from llamacpp_instr.report.charts import Chart, Point, scatter_size_error
 from llamacpp_instr.report.report import Cell, Figures, Report
 
@@ -120,12 +121,10 @@ def size_chart(types: Sequence[Verified], title: str) -> Chart:
 # --- a recipe ---
 
 
-def recipe_reports(
-    models: Sequence[Verified], perplexity: Estimate, measured: Measured, text: str, gap: float
-) -> list[Report]:
-    """The recipe, the first of `models`, beside types of llama.cpp; and what each group of tensors
-    got. `gap` is by how many nats a better mixture might be better."""
-    recipe, *others = models
+def recipe_reports(found: Found, measured: Measured, text: str) -> list[Report]:
+    """The recipe beside types of llama.cpp; the caches, if there are several; and what each group
+    of tensors got."""
+    recipe, *others = models = found.models
     rows: list[list[Cell]] = []
     for of in models:
         apart = difference(of.kl, recipe.kl)
@@ -143,10 +142,11 @@ def recipe_reports(
     )  # fmt: skip
     notes = [text, *(_verdict(recipe, of) for of in others)]
     notes.append(
-        f"The model itself has a perplexity of {perplexity.value:.4g}. Effects of groups add up to"
-        f" {sum(measured.effects.values()):.3g} nats; together they have {measured.whole:.3g}."
+        f"The model itself has a perplexity of {found.perplexity.value:.4g}. Effects of groups add"
+        f" up to {sum(measured.effects.values()):.3g} nats; together they have"
+        f" {measured.whole:.3g}."
     )
-    if gap > 0:
+    if (gap := found.gap) > 0:
         notes.append(
             f"The solver ran out of time: the best mixture has at most {gap:.2g} nats less."
         )
@@ -157,8 +157,28 @@ def recipe_reports(
     }
     return [
         Report("Recipe", columns, rows, notes, figures=figures, key="recipe"),
+        *([_caches(found.caches)] if any(of.types != F16 for of in found.caches) else []),
         _groups(recipe, measured),
     ]
+
+
+def _caches(tried: Sequence[TriedCache]) -> Report:
+    rows: list[list[Cell]] = [
+        [of.types.name, of.n_bytes, of.kl, *([of.weights, of.total] if of.recipe else [None] * 2)]
+        for of in tried
+    ]
+    columns = header(
+        "cache", ("bytes", "bytes"), ("nats", "KL alone", "KL of the weights", "together")
+    )
+    k, v = tried[0].types
+    notes = [
+        f"Run the model with --cache-type-k {k} --cache-type-v {v}. KL alone is measured on short"
+        " texts, and grows with the context (`instr quality --cache-type-k`); KL of the weights is"
+        " predicted for the best mixture beside this cache."
+    ]
+    if any(of.recipe is None for of in tried):
+        notes.append("Beside a cache without figures, no mixture is within the limits.")
+    return Report("Types of the cache, best first", columns, rows, notes, key="caches")
 
 
 def _verdict(recipe: Verified, other: Verified) -> str:

@@ -3,7 +3,7 @@ model by a recipe again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.output import open_output
 from llamacpp_instr.base.system import need, temporary_directory
 from llamacpp_instr.base.terminal import notice, progress_bar
-from llamacpp_instr.lab.quality.divergence import Estimate
+from llamacpp_instr.lab.quality.caches import plan_caches
+from llamacpp_instr.lab.quality.divergence import CacheTypes, Estimate
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan, QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer, doubts
 from llamacpp_instr.model.file import ModelFile, load_model_file
@@ -24,9 +25,10 @@ from llamacpp_instr.recipe.make import (
     recipe_json,
     tensor_type_file,
 )
-from llamacpp_instr.recipe.measure import Calibration, Measured, measure
+from llamacpp_instr.recipe.measure import Calibration, Measured, measure, measure_caches
 from llamacpp_instr.recipe.speed import Machine, context_memory, predict_decode, tensor_times
 from llamacpp_instr.recipe.verify import (
+    F16,
     STANDARD,
     Verified,
     neighbours,
@@ -48,6 +50,29 @@ class Found:
     measured: Measured | None = None
     gap: float = 0.0
     """by how many nats a better mixture might be better"""
+    caches: Sequence[TriedCache] = ()
+    """the chosen one first"""
+
+
+@dataclass(frozen=True)
+class TriedCache:
+    """A cache with the best mixture beside it."""
+
+    types: CacheTypes
+    n_bytes: int
+    """0 if there is no other one than f16"""
+    kl: float
+    """of the cache alone, in nats"""
+    recipe: Recipe | None
+    """None if no mixture is within the limits"""
+    weights: float = 0.0
+    """the predicted KL divergence of the mixture, in nats"""
+    gap: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """What both are predicted to have together, in nats."""
+        return self.kl + self.weights if self.recipe is not None else float("inf")
 
 
 @dataclass(frozen=True)
@@ -64,6 +89,8 @@ class Limits:
     speed: float | None = None
     """decoded tokens per second, at least; `machine` predicts them"""
     machine: Machine | None = None
+    cache: CacheTypes = F16
+    """of that context"""
 
     def file_bytes(self, plan: QuantizationPlan) -> int | None:
         """Bytes of the file by `size` and `bpw`; its header is that of the plan."""
@@ -112,8 +139,10 @@ def find_recipe(
     limits: Limits,
     output: Path,
     force: bool,
+    caches: Sequence[CacheTypes] = (F16,),
 ) -> Found:
-    """The mixture within the limits with the least predicted KL divergence. It is written to
+    """The mixture within the limits with the least predicted KL divergence, together with one of
+    the caches. It is written to
     `output`, with the files that say how to make it beside it, and verified on the second text.
     Raises `UsageError` if nothing is within the limits."""
     need("schedule")  # before hours of measuring
@@ -124,7 +153,11 @@ def find_recipe(
         measured = measure(source, options, texts[0], on_errors, on_effects)
     with Quantizer(source, options) as plain:
         plans = standard_plans(plain)
-        recipe, gap = choose_types(measured, plans, options, limits)
+        with progress_bar("Measuring types of the cache") as on_progress:
+            kl_of_cache = measure_caches(source, options, texts[0], caches, on_progress)
+        tried = try_caches(measured, plans, options, limits, kl_of_cache)
+        recipe, cache = tried[0].recipe, tried[0].types
+        assert recipe is not None
         plan = make_again(source, recipe, options, output, force)
         types = {name: BY_NAME[of] for name, of in recipe.tensors.items()}
         handed = zip(beside(output), (tensor_type_file(types), recipe_json(recipe)), strict=True)
@@ -133,9 +166,48 @@ def find_recipe(
                 file.write(content)
         others = neighbours(plans, plan.file_bytes)
         made = {output.stem: (load_model_file(output), plan)}
-        models, perplexity = _verified(plain, others, texts[1], made)
-    models = [replace(of, predicted=predicted_kl(measured, of.plan)) for of in models]
-    return Found(models, perplexity, measured, gap)
+        models, perplexity = _verified(plain, others, texts[1], made, cache)
+    predicted = [predicted_kl(measured, of.plan) for of in models]
+    models = [
+        replace(of, predicted=None if kl is None else kl + kl_of_cache[cache])
+        for of, kl in zip(models, predicted, strict=True)
+    ]
+    return Found(models, perplexity, measured, tried[0].gap, tried)
+
+
+def try_caches(
+    measured: Measured,
+    plans: Sequence[QuantizationPlan],
+    options: QuantizeOptions,
+    limits: Limits,
+    kl_of_cache: Mapping[CacheTypes, float],
+) -> list[TriedCache]:
+    """The best mixture beside each cache, the least predicted KL divergence first. A smaller cache
+    leaves more memory for the weights. Raises `UsageError` like `choose_types` if nothing is within
+    the limits."""
+    caches, sizes = list(kl_of_cache), [0]
+    if caches != [F16]:
+        files = [measured.source] * (1 + len(caches))
+        sizes = plan_caches(files, [F16, *caches], limits.ctx)[1:]
+    tried, refused = [], None
+    for types, n_bytes in zip(caches, sizes, strict=True):
+        kl = kl_of_cache[types]
+        try:
+            recipe, gap = choose_types(measured, plans, options, replace(limits, cache=types))
+        except UsageError as error:
+            refused = error
+            tried.append(TriedCache(types, n_bytes, kl, None))
+            continue
+        recipe.cache_type_k, recipe.cache_type_v = types
+        weights = sum(
+            next(of.kl for of in measured.choices[name] if of.type.name == type_)
+            for name, type_ in recipe.tensors.items()
+        )
+        tried.append(TriedCache(types, n_bytes, kl, recipe, weights, gap))
+    tried.sort(key=lambda of: of.total)
+    if refused is not None and tried[0].recipe is None:
+        raise refused
+    return tried
 
 
 _TRIES = 8
@@ -155,11 +227,12 @@ def choose_types(
     most = file_bytes = limits.file_bytes(plans[0])
     ns = None
     if machine is not None and limits.speed is not None:
-        times, rest = tensor_times(source, measured.plans, machine)
+        times, rest = tensor_times(source, measured.plans, machine, limits.cache)
         measured = measured.with_times(times)
         ns = 1e9 / limits.speed - rest
     if limits.memory is not None:
-        beside = context_memory(source, plans[0], limits.ctx) - plans[0].file_bytes
+        context = context_memory(source, plans[0], limits.ctx, limits.cache)
+        beside = context - plans[0].file_bytes
         of_memory = limits.memory - beside
         if of_memory <= 0:
             raise UsageError(
@@ -177,13 +250,14 @@ def choose_types(
         with planned(source, recipe, options) as (_, plan):
             pass
         if ns is not None and machine is not None and limits.speed is not None:
-            too_slow = predict_decode(source, plan, machine) - 1e9 / limits.speed
+            too_slow = predict_decode(source, plan, machine, limits.cache) - 1e9 / limits.speed
             if too_slow > 0:
                 ns -= too_slow
                 continue
         excess = 0
         if limits.memory is not None:
-            excess = context_memory(source, plan, limits.ctx) - limits.memory
+            needed = context_memory(source, plan, limits.ctx, limits.cache)
+            excess = needed - limits.memory
         if excess <= 0:
             best, fits = (recipe, chosen.gap), at
         else:
@@ -268,8 +342,9 @@ def _verified(
     plans: Sequence[QuantizationPlan],
     text: Calibration,
     made: dict[str, tuple[ModelFile, QuantizationPlan]],
+    cache: CacheTypes = F16,
 ) -> tuple[list[Verified], Estimate]:
-    """The models that are made already, and those of the plans, on the text."""
+    """The models that are made already, and those of the plans, on the text, with this cache."""
     source = quantizer.source
     with temporary_directory("instr-recipe-") as folder:
         with progress_bar(f"Quantizing {source.path.name}") as on_progress:
@@ -281,7 +356,7 @@ def _verified(
         }
         with progress_bar("Comparing outputs") as on_progress:
             files = [file for file, _ in every.values()]
-            perplexity, outputs = verify(source, files, text, on_progress)
+            perplexity, outputs = verify(source, files, text, on_progress, cache)
     models = [
         Verified(name, plan, divergence, kl, None)
         for (name, (_, plan)), (divergence, kl) in zip(every.items(), outputs, strict=True)

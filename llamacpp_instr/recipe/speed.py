@@ -4,11 +4,12 @@ context takes beside the weights."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llamacpp_instr.base.system import temporary_directory
+from llamacpp_instr.lab.quality.caches import options_of
+from llamacpp_instr.lab.quality.divergence import CacheTypes
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan
-from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.model.file import ModelFile
 from llamacpp_instr.prediction.model import Case
 from llamacpp_instr.prediction.probe.file import Probe
@@ -31,22 +32,25 @@ class Machine:
     threads: int
 
 
-def planned_decode(model: ModelFile) -> PlannedStep:
+def planned_decode(model: ModelFile, cache: CacheTypes) -> PlannedStep:
     """A decode after DEFAULT_TOKENS tokens, or as many as the model allows."""
     past = min(DEFAULT_TOKENS, trained_tokens(model) - 1)
-    [step] = planned_steps(model, ContextOptions(ctx=past + 1), [UbatchShape(1, past)])
+    options = replace(options_of(cache), ctx=past + 1)
+    [step] = planned_steps(model, options, [UbatchShape(1, past)])
     return step
 
 
-def predict_decode(source: ModelFile, plan: QuantizationPlan, machine: Machine) -> float:
+def predict_decode(
+    source: ModelFile, plan: QuantizationPlan, machine: Machine, cache: CacheTypes
+) -> float:
     """ns of a decode of the model that the plan describes."""
     with temporary_directory("instr-recipe-") as folder:
-        step = planned_decode(write_retyped(source, plan, folder))
+        step = planned_decode(write_retyped(source, plan, folder), cache)
     return step.predict(machine.probe, machine.threads).total()[0]
 
 
 def tensor_times(
-    source: ModelFile, plans: Sequence[QuantizationPlan], machine: Machine
+    source: ModelFile, plans: Sequence[QuantizationPlan], machine: Machine, cache: CacheTypes
 ) -> tuple[dict[str, dict[str, float]], float]:
     """ns of the kernels of a decode that read a tensor, by tensor and type, and of all others on
     average. The types are those of the plans and of the source."""
@@ -59,7 +63,7 @@ def tensor_times(
                 own = folder / str(i)
                 own.mkdir()
                 model = write_retyped(source, plan, own)
-            step = planned_decode(model)
+            step = planned_decode(model, cache)
             predicted = step.predict(machine.probe, machine.threads)
             ns = predicted.ns.tolist()
             read = 0.0
@@ -86,8 +90,11 @@ def _weights(step: PlannedStep, node: int) -> list[str]:
     return [step.graph.leaf(nodes.src[node][0]).name]
 
 
-def context_memory(source: ModelFile, plan: QuantizationPlan, ctx: int | None) -> int:
+def context_memory(
+    source: ModelFile, plan: QuantizationPlan, ctx: int | None, cache: CacheTypes
+) -> int:
     """Bytes that the model which the plan describes takes with a context of `ctx` tokens: weights,
     also repacked ones, cache, and buffers."""
     with temporary_directory("instr-recipe-") as folder:
-        return plan_memory(write_retyped(source, plan, folder), ContextOptions(ctx=ctx)).n_bytes
+        options = replace(options_of(cache), ctx=ctx)
+        return plan_memory(write_retyped(source, plan, folder), options).n_bytes

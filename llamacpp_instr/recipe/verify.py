@@ -11,7 +11,7 @@ import numpy as np
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import OnProgress
-from llamacpp_instr.lab.quality.divergence import Divergence, Estimate, Floats
+from llamacpp_instr.lab.quality.divergence import CacheTypes, Divergence, Estimate, Floats
 from llamacpp_instr.lab.quality.logits import DEFAULT_CTX, OutputOptions, compare_outputs
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan
 from llamacpp_instr.llama.generate import tokenize
@@ -29,6 +29,7 @@ _OTHER_SEED = 1 << 20
 _LEAST_CTX = 8
 AT_ONCE = 10**9
 """bytes of candidates that are compared in one run"""
+F16 = CacheTypes()
 _PARTS = 1000
 """of the progress of a candidate"""
 
@@ -73,10 +74,11 @@ def verify(
     candidates: Sequence[ModelFile],
     text: Calibration,
     on_progress: OnProgress,
+    cache: CacheTypes = F16,
 ) -> tuple[Estimate, list[tuple[Divergence, Floats]]]:
-    """The perplexity of the source, and the divergence of each candidate: its figures, and
-    (tokens,) KL divergences in nats. As many candidates are in memory at a time as fit into
-    AT_ONCE, at least one."""
+    """The perplexity of the source, and the divergence of each candidate, with this cache, from the
+    source with one of f16: its figures, and (tokens,) KL divergences in nats. As many candidates
+    are in memory at a time as fit into AT_ONCE, at least one."""
     options = OutputOptions(ctx=text.ctx, threads=text.threads)
     chunks = cut_calibration(source, text)
     found: list[tuple[Divergence, Floats]] = []
@@ -90,7 +92,8 @@ def verify(
         def advance(n: int, total: int, done: int = len(found), of: int = len(part)) -> None:
             on_progress(round(n / total * of * _PARTS) + done * _PARTS, len(candidates) * _PARTS)
 
-        outputs = compare_outputs([source, *part], chunks, options, advance)
+        caches = [] if cache == F16 else [F16, *[cache] * len(part)]
+        outputs = compare_outputs([source, *part], chunks, options, advance, caches)
         found += zip(outputs.divergences, outputs.kl, strict=True)
     return outputs.perplexity, found
 

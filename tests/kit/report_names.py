@@ -55,7 +55,8 @@ REPORTS = {
 MEASURED = {
     "bench": f"bench demo -p 8 -n 2 --threads 1 --rounds 1 --force --logs {LOGS.name}",
     "types": f"recipe {TINY} --chunks 1 --threads 1 --machine {MACHINE}",
-    "recipe": f"recipe {TINY} --bpw 9 --chunks 1 --threads 1 --force -o {LOGS.name}/recipe.gguf",
+    "recipe": f"recipe {TINY} --bpw 9 --memory 1GB --ctx 64 --cache-type-k f16,bf16 --chunks 1"
+    f" --threads 1 --force -o {LOGS.name}/recipe.gguf",
 }
 """those whose numbers differ each time, or that take seconds"""
 

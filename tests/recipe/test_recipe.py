@@ -12,14 +12,24 @@ import pytest
 
 from llamacpp_instr.base import system
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.lab.quality.divergence import CacheTypes
+from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions, parse_tensor_type
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.lab.weights.measure import compute_weight_errors
 from llamacpp_instr.llama.generate import tokenize
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.recipe import measure as measuring
-from llamacpp_instr.recipe.measure import Calibration, Measured, measure, weighted_errors
-from llamacpp_instr.recipe.run import Limits, find_recipe
+from llamacpp_instr.recipe.measure import (
+    Calibration,
+    Measured,
+    cut_calibration,
+    measure,
+    measure_caches,
+    weighted_errors,
+)
+from llamacpp_instr.recipe.run import Limits, find_recipe, standard_plans, try_caches
+from llamacpp_instr.recipe.verify import F16
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
 from tests.kit.native_kit import DEMO, ROOT, unpatched_library
@@ -249,8 +259,13 @@ def test_the_files_beside_it_make_the_same_model_again(
 
 
 def test_memory_and_speed_are_bounds(instr: Instr, tmp_path: Path, text: Path) -> None:
-    made(instr, "--memory", "6.7MB", "--ctx", 256, "--text", text, "-o", "small.gguf")
-    done = instr("memory", "small.gguf", "--ctx", 256, "--json")
+    context = ("--ctx", 256, "--cache-type-k", "q8_0", "--cache-type-v")
+    bound = ("--memory", "6.7MB", *context, "f16,q8_0", "--text", text)
+    reports = {of["id"]: of for of in made(instr, *bound, "-o", "small.gguf")}
+    best, other = reports["caches"]["rows"]
+    assert best["together"] == best["kl_alone"] + best["kl_of_the_weights"] <= other["together"]
+    recipe = json.loads((tmp_path / "small.json").read_text())
+    done = instr("memory", "small.gguf", *context, recipe["cache_type_v"], "--json")
     reports = {of["id"]: of for of in json.loads(done.stdout)}
     total = reports["memory"]["rows"][-1]
     assert total["memory"] == "total"
@@ -282,6 +297,25 @@ def test_an_importance_matrix_is_used(
     assert_refused(instr(*again), "made with the importance matrix imatrix.gguf; give it with")
     assert instr(*again, "--imatrix", "imatrix.gguf").returncode == 0
     assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "mix.gguf").read_bytes()
+
+
+def test_a_smaller_cache_makes_room_for_weights(source: ModelFile, measured: Measured) -> None:
+    """What a cache costs by itself is what `instr quality` finds; the best mixture beside each is
+    within the same memory."""
+    small = CacheTypes("q4_0", "q8_0")
+    options = QuantizeOptions(threads=1)
+    kl = measure_caches(source, options, CALIBRATION, [F16, small])
+    chunks = cut_calibration(source, CALIBRATION)
+    how = OutputOptions(ctx=256, threads=1)
+    [found] = compare_outputs([source] * 2, chunks, how, caches=[F16, small]).divergences
+    assert kl == {F16: 0.0, small: pytest.approx(found.kl.value)}
+    with Quantizer(source, options) as quantizer:
+        plans = standard_plans(quantizer)
+        limits = Limits(memory=9_400_000, ctx=512)
+        best, other = try_caches(measured, plans, options, limits, kl)
+        with pytest.raises(UsageError, match="no mixture is within"):
+            try_caches(measured, plans, options, limits, {F16: 0.0})
+    assert (best.types, other.types, other.recipe) == (small, F16, None)
 
 
 # --- which type? ---
@@ -326,7 +360,9 @@ def test_llama_cpps_types_are_compared(instr: Instr, tmp_path: Path) -> None:
         (["--speed", "1e9", "--machine", MACHINE, "-o", "a.gguf"], "the fastest mixture reads"),
         (["--bpw", "4"], "name the model to write with -o FILE.gguf"),
         (["--bpw", "4", "-o", "a.txt"], "name the model to write with -o FILE.gguf"),
-        (["--ctx", "512"], "--ctx is the context of --memory"),
+        (["--ctx", "512"], "--ctx is of the context of --memory"),
+        (["--cache-type-k", "q8_0"], "--cache-type-k is of the context of --memory"),
+        (["--memory", "9MB", "--cache-type-v", "q9", "-o", "a.gguf"], "q9"),
         (["--bpw", "4", "--recipe", "x.json", "-o", "a.gguf"], "--bpw has no effect with --recipe"),
         (["--recipe", "x.json", "-o", "a.gguf"], "x.json cannot be read"),
         (["--size", "4.5", "-o", "a.gguf"], "is not between 1MB and"),

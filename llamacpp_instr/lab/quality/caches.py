@@ -38,7 +38,9 @@ def parse_cache_types(k: str | None, v: str | None) -> list[CacheTypes]:
     return list(dict.fromkeys(found))
 
 
-def plan_caches(files: Sequence[ModelFile], caches: Sequence[CacheTypes], ctx: int) -> list[int]:
+def plan_caches(
+    files: Sequence[ModelFile], caches: Sequence[CacheTypes], ctx: int | None
+) -> list[int]:
     """The bytes of the cache of each of `files` at `ctx` tokens, by llama.cpp's own plan; the first
     is f16. Raises `UsageError` for a model without a KV cache, and like `plan_memory`."""
     found: list[int] = []
