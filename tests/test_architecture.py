@@ -29,7 +29,7 @@ BELOW: dict[str, set[str]] = {
     "converters.validate": {
         "converters.exports", "debugger", "lab", "llama", "log", "model", "report",
     },
-    "converters.scheduling": {"converters.exports", "log", "prediction", "report"},
+    "converters.scheduling": {"converters.exports", "log", "model", "prediction", "report"},
     "converters.fleet": {"converters.analyses", "converters.exports", "log", "report"},
     "converters.live": {"log", "report"},
     "recipe": {

@@ -240,13 +240,15 @@ class _EngineFile(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_engines(path: str | Path) -> Engines:
     """The engines of a TOML file. Raises UsageError, which names the file and the wrong key."""
-    file: _EngineFile = _read_toml(path, _EngineFile)
+    file: _EngineFile = read_toml(path, _EngineFile)
     for problem in _wrong_engines(file):
         raise UsageError(f"{path}: {problem}")
     return Engines(tuple(file.engine), file.handover_ns, file.transfers)
 
 
-def _read_toml(path: str | Path, kind: type[Any]) -> Any:
+def read_toml(path: str | Path, kind: type[Any]) -> Any:
+    """The content of a TOML file as a `kind`. Raises UsageError, which names the file and what is
+    wrong."""
     try:
         return msgspec.toml.decode(Path(path).read_bytes(), type=kind)
     except OSError as error:
@@ -360,7 +362,7 @@ def read_hand_made(path: str | Path) -> Tasks:
     task after its sources, and otherwise the file's order, which is the program's. Raises
     UsageError, which names the file and what is wrong: a name that is unknown or there twice, the
     tasks of a cycle, a value of the wrong type."""
-    given: list[_Task] = _read_toml(path, _TaskFile).task
+    given: list[_Task] = read_toml(path, _TaskFile).task
     number = {task.name: i for i, task in reversed(list(enumerate(given)))}
     for problem in _wrong_tasks(given, number):
         raise UsageError(f"{path}: {problem}")

@@ -58,6 +58,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "roofline": "Compare the ops of a log with what the machine can do.",
         "predict": "Predict how fast a model runs, without running it.",
         "schedule": "Schedule the ops of a log or a model on other engines.",
+        "capacity": "Simulate the server of a log with more clients.",
     },
     "Models": {
         "import": "Convert a model folder to a GGUF model.",

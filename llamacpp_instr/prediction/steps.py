@@ -101,10 +101,20 @@ def predict_tokens(
     path: Path, threads: int, tokens: Sequence[tuple[int, int]], probe: Probe
 ) -> list[float]:
     """The time in ns of a step of so many tokens after so many, for each pair, of the model at
-    `path`. Raises like `planned_steps`, and `UsageError` for a file that is no model or a probe
-    without the times of kernels."""
-    shapes = [UbatchShape(*of) for of in tokens]
-    steps = planned_steps(load_model_file(path), ContextOptions(), shapes)
+    `path`. Raises like `predict_shapes`."""
+    return predict_shapes(path, threads, [UbatchShape(*of) for of in tokens], probe)
+
+
+def predict_shapes(
+    path: Path,
+    threads: int,
+    shapes: list[UbatchShape],
+    probe: Probe,
+    options: ContextOptions | None = None,
+) -> list[float]:
+    """The time in ns of a step of each shape, of the model at `path`. Raises like `planned_steps`,
+    and `UsageError` for a file that is no model or a probe without the times of kernels."""
+    steps = planned_steps(load_model_file(path), options or ContextOptions(), shapes)
     return [step.predict(probe, threads).total()[0] for step in steps]
 
 

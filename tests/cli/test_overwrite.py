@@ -6,6 +6,7 @@ own, and of other files. All of them are compared before and after.
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import stat
@@ -30,6 +31,7 @@ from tests.kit.made_machine import made_machine
 from tests.kit.made_probe import probe_of
 from tests.kit.native_kit import ROOT
 from tests.kit.quantize_kit import importances, write_imatrix
+from tests.kit.report_names import FASTER
 
 PARTS = [f"split-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
 SPLIT = PARTS[0]
@@ -37,7 +39,7 @@ MODELS = ["model.gguf", "named.gguf", "linked.gguf", *PARTS]
 """only a log, `named.log`, names the second; the third is a symbolic link to the first"""
 OTHER_INPUTS = [
     "session.log", "named.log", "values.log", "probe.json", "engines.toml", "graph.toml",
-    "machine.json", "text.txt", "program.py",
+    "machine.json", "text.txt", "program.py", "server.log",
 ]  # fmt: skip
 TENSOR = "blk.0.attn_q.weight"
 RECORDS = "import llama_cpp\nllama_cpp.Llama('model.gguf', n_ctx=32, verbose=False)\n"
@@ -89,6 +91,7 @@ ALL = [
     Case("values values.log -o {}"),
     Case("roofline session.log --machine probe.json -o {}"),
     Case("schedule session.log --phase prefill --engines engines.toml -o {}"),
+    Case("capacity server.log --clients 1 -o {}"),
     Case("schedule graph.toml -o {}"),
     Case("schedule model.gguf --machine machine.json -o {}"),
     Case("schedule session.log --phase prefill --engines engines.toml --perfetto {}"),
@@ -150,7 +153,7 @@ READ_ONLY = {
     ("weights", "--reference"), ("roofline", "--machine"), ("schedule", "--engines"),
     ("schedule", "--machine"), ("predict", "--machine"), ("diff", "--before"), ("diff", "--after"),
     ("import", "--base"), ("validate", "--reference"), ("to-flashinfer", "--dataset"),
-    ("probe", "--calibrate"),
+    ("probe", "--calibrate"), ("capacity", "--machine"), ("capacity", "--workload"),
 }  # fmt: skip
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""
@@ -184,6 +187,7 @@ def write_stock(place: Path) -> None:
     ):
         command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
+    (place / "server.log").write_bytes(gzip.decompress(FASTER.read_bytes()))
     (place / "probe.json").write_bytes(probe_json(probe_of()))
     (place / "engines.toml").write_text('[[engine]]\nname = "engine"\ncount = 2\n')
     (place / "graph.toml").write_text('[[task]]\nname = "a"\nns = 10\n')

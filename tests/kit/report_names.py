@@ -22,6 +22,7 @@ MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 LOGS = TemporaryDirectory(prefix="instr-names-")
 IMATRIX = TESTS / "fuzz" / "corpus" / "imatrix" / "seed-imatrix.gguf"
 TINY = write_llama(Path(LOGS.name) / "tiny.gguf")
+FASTER = ROOT / "docs" / "tutorials" / "faster-server.log.gz"
 MACHINE = TESTS / "fixtures" / "machine.json"
 REPORTS = {
     "summary": f"summary {LOG}",
@@ -35,6 +36,8 @@ REPORTS = {
     "tree": f"tree {LOG}",
     "roofline": f"roofline {LOG} --machine {TESTS / 'fixtures' / 'probe.json'}",
     "schedule": f"schedule {LOG} --split rows",
+    "capacity": f"capacity {FASTER} --clients 1-2",
+    "capacity for a goal": f"capacity {FASTER} --clients 1 --goal 1tokens/s",
     "predict": f"predict demo --machine {TESTS / 'fixtures' / 'machine.json'} --batch 8 --ctx 8",
     "diff": f"diff {LOG} {LOG}",
     "compare": f"compare {LOG} {LOG}",

@@ -10,10 +10,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import netron
 
+from llamacpp_instr.converters.scheduling.capacity.capacity import (
+    Capacity,
+    Load,
+    parse_goal,
+    recorded_server,
+)
+from llamacpp_instr.converters.scheduling.capacity.report import charts
+from llamacpp_instr.log.session import load_session
 from tests.conftest import ROOT, read_events
 from tests.kit.browser_kit import browser, debugged
 from tests.kit.native_kit import DEMO
@@ -45,6 +54,7 @@ def main() -> None:
         take_weights(Path(folder))
         take_debugger(Path(folder))
         take_netron(Path(folder))
+    take_capacity()
     for picture in sorted(IMAGES.glob("*.png")):
         print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size:,} bytes")
 
@@ -53,6 +63,20 @@ def take_device() -> None:
     """The last layer and the output on lavapipe; the log is kept."""
     with served(ROOT / "tests" / "fixtures" / "vulkan-partly.log.gz") as address:
         look(address, picture=IMAGES / "device.png", size=(WIDTH, 640))
+
+
+def take_capacity() -> None:
+    """How many clients the server of a tutorial can have, and why."""
+    made = recorded_server(load_session(ROOT / "docs" / "tutorials" / "faster-server.log.gz"))
+    capacity = Capacity(made, Load(made.workload))
+    servers = [replace(made.settings, slots=n) for n in (2, 4)]
+    points = [capacity.point(n, of) for of in servers for n in (1.0, 2.0, 4.0, 8.0, 16.0)]
+    goal = parse_goal("first token p95 < 2 s")
+    for name, chart in zip(
+        ("capacity", "", "capacity-why"), charts(capacity, points, "Capacity", goal), strict=True
+    ):
+        if name:
+            (IMAGES / f"{name}.png").write_bytes(chart.png())
 
 
 def take_page(folder: Path) -> None:
