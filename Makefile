@@ -234,7 +234,7 @@ $(PEERS_INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet -e ".[peers]"
 	$(PEERS)/bin/python -m pip install --quiet --no-deps \
-	    flashinfer-bench==0.1.2 HolisticTraceAnalysis==0.5.0
+	    aiperf==0.13.0 flashinfer-bench==0.1.2 HolisticTraceAnalysis==0.5.0
 	@touch $@
 
 # cuBLAS has 400 MB more than its headers, which are needed; its own dependencies are not
