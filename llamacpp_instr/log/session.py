@@ -473,6 +473,8 @@ class _Loader:
         for plan in self.impossible:
             self.facts["plans"].pop(plan, None)
         self.facts["ubatches"] = {}
+        self._ubatches: dict[Ubatch | None, Ubatch | None] = {}
+        """each once, as many of a long session are equal"""
         self.tables = {
             "steps": Columns(*_STEP_BEGIN, "begin", "phase", "end", *_STEP_END, phase="O"),
             "sequences": Columns("step", "seq", "pos", "tokens", "outputs", prompt="b"),
@@ -565,7 +567,8 @@ class _Loader:
 
     def _compute(self, event: schema.Compute) -> None:
         self.tables["computes"].add_event(event)
-        self.facts["ubatches"][event.compute] = self.refs.compute.ubatch
+        ubatch = self.refs.compute.ubatch
+        self.facts["ubatches"][event.compute] = self._ubatches.setdefault(ubatch, ubatch)
 
     def _experts(self, event: schema.Experts) -> None:
         self.facts["ubatches"][event.compute] = self.refs.compute.ubatch
