@@ -183,19 +183,15 @@ def lines_by_layer(
 def scatter_size_error(
     figure: Any, axes: Any, x_axis: str, y_axis: str, points: Sequence[Point]
 ) -> None:
-    """A labelled point for each candidate, with its interval: error against size. The axis of the
-    error is logarithmic if all errors are above zero and span more than a decade. Points that are
-    not finite are omitted."""
+    """Errors with their intervals against sizes, labelled. The axis of errors is logarithmic if all
+    are above zero and span more than a decade. Points that are not finite are omitted."""
     kept = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
     errors = [point.y for point in kept]
     _error_axis(axes, errors)
     axes.margins(x=0.12, y=0.14)
     axes.scatter([point.x for point in kept], errors, s=36, color=COLORS[0], zorder=3)
-    bars = [point for point in kept if point.spread > 0]
-    axes.errorbar(
-        [of.x for of in bars], [of.y for of in bars], [of.spread for of in bars],
-        fmt="none", ecolor=COLORS[0], elinewidth=1, capsize=3,
-    )  # fmt: skip
+    for of in [point for point in kept if point.spread > 0]:
+        axes.errorbar(of.x, of.y, of.spread, fmt="none", ecolor=COLORS[0], capsize=3)
     axes.set(xlabel=drawn_text(x_axis), ylabel=drawn_text(y_axis))
     _label_points(figure, axes, kept)
 

@@ -19,6 +19,7 @@ import pytest
 
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.source_tree import patches_dir, read_upstream
+from llamacpp_instr.log.reader import read_events
 from tests.debugger import test_dap_docs, test_debug_page_server
 from tests.exports import test_otlp
 from tests.image import engine_lines
@@ -26,7 +27,7 @@ from tests.kit import tiny_models
 from tests.kit.adapters import write_adapter
 from tests.kit.backends import needs_vulkan, vulkan_environment, vulkan_module
 from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
-from tests.kit.made_log import encode, make_log
+from tests.kit.made_log import encode
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.nursery import start_shell_nursery
 from tests.kit.split_log import split_log
@@ -104,11 +105,13 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     (directory / "graph.toml").write_text(
         '[[task]]\nname = "a"\nns = 30\n[[task]]\nname = "b"\nns = 20\nafter = ["a"]\n'
     )
+    (directory / "chat.toml").write_text("prompt = 40\nanswer = 20\n")
     for name in ("slow-server.log.gz", "faster-server.log.gz"):
         shutil.copyfile(ROOT / "docs" / "tutorials" / name, directory / name)
     gpu = (ROOT / "tests" / "fixtures" / "vulkan-timed.log.gz").read_bytes()
     (directory / "gpu.log").write_bytes(gzip.decompress(gpu))
-    parts = split_log(make_log(lambda _low, high: high, 1), 2, Random(1))
+    recorded = [event for _, event in read_events(directory / "faster-server.log.gz")]
+    parts = split_log(recorded, 2, Random(1))
     for name, events in zip(("server.log", "server.part2.log"), parts, strict=True):
         (directory / name).write_bytes(encode(events))
     for words in (

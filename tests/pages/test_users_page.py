@@ -18,7 +18,7 @@ SHOWN = re.findall(r"```sh\n(instr capacity [^\n]*)\n```\n\n```text\n(.*?)\n```"
 def test_the_page_has_what_the_command_prints(
     line: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(ROOT / "docs" / "tutorials")
     monkeypatch.setenv("COLUMNS", "160")
     words = shlex.split(line)[1:]
     assert printed(*words).startswith(text.removesuffix("…"))
