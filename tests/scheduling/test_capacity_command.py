@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,19 @@ def test_the_replay_is_near_the_recording() -> None:
         assert figures[f"error of the {what}, median"] < 0.03
         assert figures[f"error of the {what}, p99"] < 0.10
     assert figures["simulated tokens/s"] == pytest.approx(figures["recorded tokens/s"], rel=0.03)
+
+
+def test_a_damaged_line_costs_no_more_than_itself(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(
+        gzip.decompress(LOG.read_bytes()).replace(b'"event":"token"', b'"event":"t"', 1)
+    )
+    refused = instr_here("capacity", log, "--clients", 1)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "server.log:" in refused.stderr
+    done = instr_here("capacity", log, "--clients", 1, "--lenient")
+    assert done.returncode == 0
+    assert "1 damaged line was skipped" in done.stdout + done.stderr
 
 
 def test_the_server_s_time_is_all_there() -> None:

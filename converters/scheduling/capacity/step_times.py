@@ -41,7 +41,7 @@ FEW_TOKENS = 8
 SURE = 3.0
 """standard errors that a slope is from 0"""
 LEAST_CELLS = 16
-"""tokens of a prompt from which on its cells are told apart from its tokens"""
+"""tokens of a prompt from which on the cost of its cells is separated from that of its tokens"""
 
 
 GRID = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
