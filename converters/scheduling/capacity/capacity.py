@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -48,6 +48,8 @@ class Recorded:
     """bytes of the machine, 0 if unknown"""
     other_bytes: int
     """of the model and of computing"""
+    notes: list[str] = field(default_factory=list)
+    """about the log: that it was not closed, and what was skipped"""
 
 
 def recorded_server(session: Session, predict: Predict | None = None) -> Recorded:
@@ -63,7 +65,8 @@ def recorded_server(session: Session, predict: Predict | None = None) -> Recorde
     if times.drafts:
         workload.joined = []  # drafts are drawn, so that steps have other numbers
     settings = replace(settings_of(session), drafts=bool(times.drafts))
-    return Recorded(settings, times, workload, kept, there, other)
+    notes = session.log_end.notes()
+    return Recorded(settings, times, workload, kept, there, other, notes)
 
 
 @dataclass(frozen=True)

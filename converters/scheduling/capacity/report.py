@@ -70,6 +70,7 @@ def replay(of: Recorded) -> Report:
             f"A request's {what} differs by {100 * middle:.1f} % of its time (median) and"
             f" {100 * most:.1f} % (p99)."
         )
+    notes += of.notes
     columns = [Column("Time", key="what"), *columns_of("ns", "recorded", "simulated"),
                Column("difference", "fraction")]  # fmt: skip
     return Report("The recording, simulated", columns, rows, notes, figures=figures, key="replay")
