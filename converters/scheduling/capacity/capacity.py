@@ -281,7 +281,7 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?) *tokens/s(?: p(50|95|99))?")
 
 def parse_goal(text: str) -> list[Wish]:
     """The parts of `first token p95 < 2 s, 8 tokens/s`; without a percentile it is p95. Raises
-    UsageError for what is none."""
+    UsageError for a part that is not one of these."""
     found = []
     for part in (of.strip() for of in text.split(",")):
         if match := _WAIT.fullmatch(part):
