@@ -276,7 +276,7 @@ def test_steps_at_once_take_as_long_as_one_by_one(load: Workload, of: Settings) 
     calm = NOISY.without_noise()
     found = simulate(load, of, calm)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(server, "MOST_STEPS", 1)
+        patch.setattr(server, "MOST_RUN", 1)
         single = simulate(load, of, calm)
     for name in ("begin", "first", "end"):
         assert np.abs(getattr(found, name) - getattr(single, name)).max() <= 2

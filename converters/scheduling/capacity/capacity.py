@@ -95,7 +95,7 @@ class Point:
 
 
 SETTLED = 0.1
-"""share of the requests that are no part of the figures, at the beginning and at the end"""
+"""share of the requests at the beginning, and at the end, that the figures leave out"""
 
 
 def measure(load: float, settings: Settings, outcome: Outcome) -> Point:
@@ -304,7 +304,7 @@ def reach(
     on_progress: OnProgress,
 ) -> Point:  # fmt: skip
     """The largest load up to `most` that fulfils all wishes, with the settings that allow it.
-    Raises UsageError, with the nearest, if there is none."""
+    Raises UsageError, which names the nearest load, if none does."""
     best: Point | None = None
     nearest: tuple[float, Point] | None = None
     whole = capacity.load.by == "clients"

@@ -33,7 +33,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.scheduling.capacity.batches import split
 from llamacpp_instr.converters.scheduling.capacity.copies import Copies
-from llamacpp_instr.converters.scheduling.capacity.step_times import StepTimes
+from llamacpp_instr.converters.scheduling.capacity.step_times import MOST_RUN, StepTimes
 from llamacpp_instr.converters.scheduling.capacity.workload import (
     Request,
     Text,
@@ -50,8 +50,6 @@ SIMILAR = 0.1
 """share of a prompt that a slot must have to be chosen for it: common/common.h:697"""
 KEPT = 0.5
 """share of what a slot has; if less stays, it is copied to RAM first: server-context.cpp:1582"""
-MOST_STEPS = 4096
-"""that are advanced at once"""
 WINDOW = 256
 """cells of a cache that a graph sees, in multiples of it: src/llama-kv-cache.cpp:1265"""
 
@@ -453,7 +451,7 @@ class Server:
             self._shape = shape
         each = fixed + again
         beside = times.between_ns + n * times.token_ns + times.step_ns
-        k = min(k, MOST_STEPS)
+        k = min(k, MOST_RUN)
         if self._joins:
             k = max(min(k, self._joins[-1][0] - step), 1)
         sums, at = self._noise.take(k)
