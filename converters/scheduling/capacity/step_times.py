@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.requests import Request, prompt_copies, server_context
 from llamacpp_instr.log.schema import Context
 from llamacpp_instr.log.session import Session, Table
@@ -288,7 +289,8 @@ def fit(
     prompts = [of for of in ubatches if of.outputs != of.tokens]
     if len(decodes) < FEW or len(prompts) < FEW:
         raise UsageError(
-            f"{session.path}: {len(decodes)} decodes and {len(prompts)} prompts are too few;"
+            f"{session.path}: {counted(len(decodes), 'decode')} and"
+            f" {counted(len(prompts), 'prompt')} are too few;"
             " record some more requests"
         )
     shape = None
