@@ -10,12 +10,14 @@ import contextlib
 import importlib.util
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +114,31 @@ def served(path: Path, *options: str, command: str = "view") -> Iterator[str]:
 
 
 def run_script(script: str, **request: Any) -> dict[str, Any]:
-    """What a script of tests/ui reports; it gets Chromium and `request` as JSON."""
-    done = subprocess.run(
-        ["node", script], cwd=KIT, input=json.dumps({"chromium": chromium(), **request}),
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen: dict[str, Any] = json.loads(done.stdout)
+    """What a script of tests/ui returns; it gets Chromium and `request` as JSON."""
+    runner = _runner()
+    assert runner.stdin is not None
+    assert runner.stdout is not None
+    asked = {"script": script, "request": {"chromium": chromium(), **request}}
+    runner.stdin.write(json.dumps(asked).encode() + b"\n")
+    runner.stdin.flush()
+    if not select.select([runner.stdout], [], [], 600)[0]:
+        runner.kill()
+    line = runner.stdout.readline()
+    if not line:
+        _runner.cache_clear()
+        pytest.fail(f"{script} ended node with status {runner.wait()}")
+    answer = json.loads(line)
+    assert "error" not in answer, answer["error"][-3000:]
+    seen: dict[str, Any] = answer["seen"]
     return seen
+
+
+@cache
+def _runner() -> subprocess.Popen[bytes]:
+    """Ends with this process, which closes its standard input."""
+    return subprocess.Popen(
+        ["node", "runner.mjs"], cwd=KIT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
 def look(

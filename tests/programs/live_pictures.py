@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import html
-import json
 import re
-import subprocess
 import tempfile
 import threading
 import time
@@ -57,14 +55,7 @@ def take_server(log: Path, picture: Path) -> None:
 
 
 def take_page(address: str, picture: Path) -> None:
-    request = {
-        "chromium": ui_kit.chromium(), "address": address, "width": 1280, "steps": 100,
-        "picture": str(picture),
-    }  # fmt: skip
-    subprocess.run(
-        ["node", "live_back.mjs"], cwd=ui_kit.KIT, input=json.dumps(request), text=True, check=True,
-        stdout=subprocess.DEVNULL, timeout=100,
-    )  # fmt: skip
+    ui_kit.run_script("live_back.mjs", address=address, width=1280, steps=100, picture=str(picture))
 
 
 def take_terminal(log: Path, folder: Path, picture: Path) -> None:

@@ -1,85 +1,84 @@
 // Opens an address of `instr view` in headless Chromium and reports what Perfetto's UI shows.
 //
-// Standard input: one JSON object (see Request below); standard output: one (see the end).
 // All requests of the browser go through a proxy in this file, which lists them and passes on only
 // those to the server of the address.
 
-import fs from 'node:fs';
 import http from 'node:http';
 import {launch, listen, watch} from './watched.mjs';
 
 // Request: chromium, address, width, height, timeout (s); and optionally queries {name: SQL},
 // select (SQL whose first row's `id` is a slice to select), picture (a PNG to write)
-const request = JSON.parse(fs.readFileSync(0, 'utf8'));
-const origin = new URL(request.address).origin;
-const timeout = request.timeout * 1000;
-const seen = {
-  loaded: false, dialog: null, title: '', import_errors: 0, tracks: [], pinned: [], drawn: [],
-  visible: [0, 0], details: '', rows: {}, requests: [], foreign: [], errors: [], console: [],
-};
+export default async function (request) {
+  const origin = new URL(request.address).origin;
+  const timeout = request.timeout * 1000;
+  const seen = {
+    loaded: false, dialog: null, title: '', import_errors: 0, tracks: [], pinned: [], drawn: [],
+    visible: [0, 0], details: '', rows: {}, requests: [], foreign: [], errors: [], console: [],
+  };
 
-// Chromium's own services (sign-in, autofill) are pointed at this name; no page knows it.
-const OWN = 'http://browsers-own.invalid';
+  // Chromium's own services (sign-in, autofill) are pointed at this name; no page knows it.
+  const OWN = 'http://browsers-own.invalid';
 
-const {proxy, server} = await listen(seen, (from, to) => {
-  const url = new URL(from.url);            // a proxy is sent whole addresses
-  if (url.origin !== origin) {
-    if (url.origin !== OWN) seen.foreign.push(from.url);
-    return to.writeHead(403).end();
-  }
-  seen.requests.push(url.pathname);
-  const {method, headers} = from;
-  const passed = http.request(url, {method, headers}, (answer) => {
-    to.writeHead(answer.statusCode, answer.headers);
-    answer.pipe(to);
-  });
-  passed.on('error', () => to.destroy());
-  from.pipe(passed);
-});
-
-let browser;
-try {
-  browser = await launch(request.chromium, {
-    proxy: {server: OWN},            // Chromium itself, for its updates and experiments, gets nowhere
-    args: ['--disable-quic', `--gaia-url=${OWN}`, `--autofill-server-url=${OWN}`],
-  });
-  const {width, height} = request;
-  const page = await browser.newPage({
-    viewport: {width, height},
-    proxy: {server},                 // loopback goes through it too
-  });
-  page.setDefaultTimeout(timeout);
-  watch(page, seen, (type) => type === 'error');
-  // the hint of how to pan covers the tracks until it was shown once
-  await page.addInitScript(() => localStorage.setItem('dismissedPanningHint', 'true'));
-  await page.goto(request.address);
-  // wait until the tracks of a trace are drawn, or a dialog tells why they are not
-  await page.waitForFunction(
-      () => self.app?.trace || document.querySelector('.pf-modal-dialog'), null, {timeout});
-  seen.loaded = await page.evaluate(() => Boolean(self.app?.trace));
-  const idle = () => page.evaluate(() => self.waitForPerfettoIdle?.(300));
-  if (seen.loaded) {
-    await idle();
-    Object.assign(seen, await page.evaluate(look, request.queries ?? {}));
-    if (request.select) {
-      await page.evaluate(select, request.select);
-      const details = page.locator('.pf-details-shell').first();
-      await details.waitFor();
-      await idle();
-      seen.details = await details.innerText();
-      // the arguments are more useful than the times above them
-      const args = details.getByText('Arguments', {exact: true}).first();
-      if (await args.count()) await args.evaluate((title) => title.scrollIntoView());
+  const {proxy, server} = await listen(seen, (from, to) => {
+    const url = new URL(from.url);            // a proxy is sent whole addresses
+    if (url.origin !== origin) {
+      if (url.origin !== OWN) seen.foreign.push(from.url);
+      return to.writeHead(403).end();
     }
+    seen.requests.push(url.pathname);
+    const {method, headers} = from;
+    const passed = http.request(url, {method, headers}, (answer) => {
+      to.writeHead(answer.statusCode, answer.headers);
+      answer.pipe(to);
+    });
+    passed.on('error', () => to.destroy());
+    from.pipe(passed);
+  });
+
+  let browser;
+  try {
+    browser = await launch(request.chromium, {
+      proxy: {server: OWN},            // Chromium itself, for its updates and experiments, gets nowhere
+      args: ['--disable-quic', `--gaia-url=${OWN}`, `--autofill-server-url=${OWN}`],
+    });
+    const {width, height} = request;
+    const page = await browser.newPage({
+      viewport: {width, height},
+      proxy: {server},                 // loopback goes through it too
+    });
+    page.setDefaultTimeout(timeout);
+    watch(page, seen, (type) => type === 'error');
+    // the hint of how to pan covers the tracks until it was shown once
+    await page.addInitScript(() => localStorage.setItem('dismissedPanningHint', 'true'));
+    await page.goto(request.address);
+    // wait until the tracks of a trace are drawn, or a dialog tells why they are not
+    await page.waitForFunction(
+        () => self.app?.trace || document.querySelector('.pf-modal-dialog'), null, {timeout});
+    seen.loaded = await page.evaluate(() => Boolean(self.app?.trace));
+    const idle = () => page.evaluate(() => self.waitForPerfettoIdle?.(300));
+    if (seen.loaded) {
+      await idle();
+      Object.assign(seen, await page.evaluate(look, request.queries ?? {}));
+      if (request.select) {
+        await page.evaluate(select, request.select);
+        const details = page.locator('.pf-details-shell').first();
+        await details.waitFor();
+        await idle();
+        seen.details = await details.innerText();
+        // the arguments are more useful than the times above them
+        const args = details.getByText('Arguments', {exact: true}).first();
+        if (await args.count()) await args.evaluate((title) => title.scrollIntoView());
+      }
+    }
+    seen.dialog = await page.evaluate(
+        () => document.querySelector('.pf-modal-dialog')?.innerText ?? null);
+    if (request.picture) await page.screenshot({path: request.picture});
+  } finally {
+    await browser?.close();
+    proxy.close();
   }
-  seen.dialog = await page.evaluate(
-      () => document.querySelector('.pf-modal-dialog')?.innerText ?? null);
-  if (request.picture) await page.screenshot({path: request.picture});
-} finally {
-  await browser?.close();
-  proxy.close();
+  return seen;
 }
-console.log(JSON.stringify(seen));
 
 // --- in the page ---
 

@@ -3,15 +3,23 @@
 import http from 'node:http';
 import {chromium} from 'playwright-core';
 
+const open = new Set();
+
 /** Chromium without the services of its own that ask for addresses; `more` are playwright's options. */
-export function launch(executablePath, {args = [], ...more} = {}) {
-  return chromium.launch({
+export async function launch(executablePath, {args = [], ...more} = {}) {
+  const browser = await chromium.launch({
     executablePath, ...more,
     // containers lack the rights for the sandbox
     args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
       '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run', ...args],
   });
+  open.add(browser);
+  browser.on('disconnected', () => open.delete(browser));
+  return browser;
 }
+
+/** Closes what a script that failed left open. */
+export const closeBrowsers = () => Promise.all([...open].map((browser) => browser.close()));
 
 /** Keeps the page's uncaught errors, and its messages of the types that are `wanted`, in `seen`. */
 export function watch(page, seen, wanted = (type) => type !== 'log') {
