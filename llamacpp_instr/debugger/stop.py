@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import InstrError, UsageError, reason
 from llamacpp_instr.base.patterns import name_matches
@@ -287,6 +288,8 @@ class Debugger:
         """of breakpoints"""
         self._compute: tuple[LiveGraph, Info] | None = None
         self._active: list[Breakpoint] = []
+        self._matched: NDArray[np.uint8] | None = None
+        """the nodes of the compute that match one of these; None before the first stop in it"""
         self._followed: _Followed = []
         self._witnessed: _Followed = []
         self._target = -1
@@ -385,6 +388,7 @@ class Debugger:
             self.on_graph(graph)
         self._followed = [(of, of.wants(graph, self.ubatch)) for of in self.followers]
         self._witnessed = [(of, of.wants(graph, self.ubatch)) for of in self.witnesses]
+        self._matched = None
         self._want(-1)
 
     def _want(self, at: int) -> None:
@@ -392,22 +396,25 @@ class Debugger:
         assert self._compute is not None
         graph, info = self._compute
         wanted = np.ctypeslib.as_array(info.wanted, (info.n_nodes,))
-        wanted[at + 1 :] = 0
         known = self.ubatch.positions
         positions = frozenset(map(int, known)) if known is not None else frozenset()
-        self._active = [point for point in self.breakpoints if point.applies(self.step, positions)]
+        active = [point for point in self.breakpoints if point.applies(self.step, positions)]
+        if self._matched is None or active != self._active:
+            matches = (any(point.matches(node) for point in active) for node in graph.nodes)
+            self._matched = np.fromiter(matches, np.uint8, len(graph.nodes))
+        self._active = active
         self._target = self._end_of(graph, at)
-        later = graph.nodes[at + 1 :]
-        seen = [node.index for node in later if any(p.matches(node) for p in self._active)]
-        for _, nodes in (*self._followed, *self._witnessed):
-            seen += nodes
-        wanted[[index for index in (*seen, self._target) if index > at]] = 1
+        wanted[at + 1 :] = self._matched[at + 1 :]
+        others = itertools.chain(*(nodes for _, nodes in (*self._followed, *self._witnessed)))
+        wanted[[index for index in (*others, self._target) if index > at]] = 1
 
     def _end_of(self, graph: LiveGraph, at: int) -> int:
         """The node where a single step ends, -1 if none does in this compute."""
         part = PARTS.get(self.go)
+        if part is None:
+            return -1
         rest = [node for node in graph.nodes[at + 1 :] if node.runs]
-        if not rest or part is None:
+        if not rest:
             return -1
         first = part(rest[0])
         *_, last = itertools.takewhile(lambda node: part(node) == first, rest)

@@ -102,8 +102,7 @@ class Builder:
             return value
         new = self.unique(name)
         last.output[0] = last.name = new
-        for names in self._added.values():
-            names[:] = [new if known == value else known for known in names]
+        next(reversed(self._added.values()))[0] = new
         return new
 
     def unique(self, name: str) -> str:
