@@ -67,9 +67,13 @@ def test_a_finding_fires_where_it_was_provoked(kind: str, tmp_path: Path) -> Non
     if kind in ("waiting-threads", "slow-threads"):
         need(missing="one CPU has no other to wait for", where=(os.cpu_count() or 1) < 2)
     log = tmp_path / "provoked.log"
-    printed = provoke(kind, log)
-    session = load_session(log)
-    found = causes(session, probe_of_caches(session.start.host.cpu))
+    # other work may take the first thread's CPU, too
+    for _ in range(3 if kind == "slow-threads" else 1):
+        printed = provoke(kind, log)
+        session = load_session(log)
+        found = causes(session, probe_of_caches(session.start.host.cpu))
+        if kind in found:
+            break
     if kind in TIMED and "disturbed-machine" in found:
         return
     assert found.keys() - OTHERS <= {kind}

@@ -194,6 +194,8 @@ def fork(directory: Path, files: dict[str, str]) -> Path:
     """A checkout of the tiny llama.cpp with changes of its own."""
     directory.mkdir()
     git(directory, "init", "--quiet")
+    for key, value in (("user.name", "Somebody"), ("user.email", "somebody@example.com")):
+        git(directory, "config", key, value)
     known = {name: FILES[f"vendor/llama.cpp/{name}"] for name in ("src/llama.c", "src/other.c")}
     commit(directory, "A fork", {**known, "src/llama-context.cpp": "", **files})
     return directory
