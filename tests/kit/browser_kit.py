@@ -23,18 +23,9 @@ WAIT = 300
 class Browser:
     """A page in Chromium; `tests/ui/drive.mjs` has its actions."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
     def do(self, action: str, value: object, **more: object) -> Any:
         """The answer to an action."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({action: value, **more}) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        assert "error" not in answer, answer["error"]
-        return answer["value"]
+        return ui_kit.run_script("drive.mjs", **{action: value}, **more)
 
     def click(self, selector: str) -> None:
         self.do("click", selector)
@@ -61,18 +52,13 @@ class Browser:
 def browser() -> Iterator[Browser]:
     """Chromium without a page; at the end nothing may have gone wrong in it, and it must have asked
     no other host."""
-    with subprocess.Popen(
-        ["node", "drive.mjs", str(ui_kit.chromium())],
-        cwd=ui_kit.KIT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        opened = Browser(process)
-        try:
-            yield opened
-            assert opened.do("seen", True) == {"errors": [], "console": [], "foreign": []}
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(WAIT)
+    opened = Browser()
+    opened.do("open", True)
+    try:
+        yield opened
+        assert opened.do("seen", True) == {"errors": [], "console": [], "foreign": []}
+    finally:
+        opened.do("close", True)
 
 
 @dataclass

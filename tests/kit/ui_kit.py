@@ -113,7 +113,7 @@ def served(path: Path, *options: str, command: str = "view") -> Iterator[str]:
         assert process.stderr.read() == ""
 
 
-def run_script(script: str, **request: Any) -> dict[str, Any]:
+def run_script(script: str, **request: Any) -> Any:
     """What a script of tests/ui returns; it gets Chromium and `request` as JSON."""
     runner = _runner()
     assert runner.stdin is not None
@@ -129,8 +129,7 @@ def run_script(script: str, **request: Any) -> dict[str, Any]:
         pytest.fail(f"{script} ended node with status {runner.wait()}")
     answer = json.loads(line)
     assert "error" not in answer, answer["error"][-3000:]
-    seen: dict[str, Any] = answer["seen"]
-    return seen
+    return answer["seen"]
 
 
 @cache

@@ -1,22 +1,25 @@
-// Opens a page in headless Chromium and does what standard input says, one JSON object a line:
-// {goto}, {click}, {fill, text}, {hover, x, y}, {wait} (an expression that must become true), {read}
-// (an expression), {picture}, {size}, {dark}, {print}, {seen}. Each is answered by a line.
+// Does one thing with a page of headless Chromium, which stays open between requests: {open}, {goto},
+// {click}, {fill, text}, {hover, x, y}, {wait} (an expression that must become true), {read} (an
+// expression), {picture}, {size}, {dark}, {print}, {seen}, {close}.
 
-import readline from 'node:readline';
 import {launch, watch} from './watched.mjs';
 
-const seen = {errors: [], console: [], foreign: []};
-const browser = await launch(process.argv[2]);
-const page = await browser.newPage({viewport: {width: 1280, height: 900}, colorScheme: 'light'});
-page.setDefaultTimeout(120000);
-watch(page, seen);
-let origin = null;
-page.on('request', (asked) => {
-  if (origin && new URL(asked.url()).origin !== origin && !asked.url().startsWith('data:'))
-    seen.foreign.push(asked.url());
-});
+let page, seen, origin;
 
 const actions = {
+  open: async (_, chromium) => {
+    const browser = await launch(chromium);
+    page = await browser.newPage({viewport: {width: 1280, height: 900}, colorScheme: 'light'});
+    seen = {errors: [], console: [], foreign: []};
+    origin = null;
+    page.setDefaultTimeout(120000);
+    watch(page, seen);
+    page.on('request', (asked) => {
+      if (origin && new URL(asked.url()).origin !== origin && !asked.url().startsWith('data:'))
+        seen.foreign.push(asked.url());
+    });
+  },
+  close: () => page.context().close(),
   goto: async ({goto}) => {
     origin = new URL(goto).origin;
     await page.goto(goto);
@@ -46,15 +49,4 @@ const actions = {
   seen: () => seen,
 };
 
-for await (const line of readline.createInterface({input: process.stdin})) {
-  const wanted = JSON.parse(line);
-  const [name] = Object.keys(wanted);
-  let answer;
-  try {
-    answer = {value: await actions[name](wanted) ?? null};
-  } catch (error) {
-    answer = {error: `${name}: ${error.message}`};
-  }
-  process.stdout.write(`${JSON.stringify(answer)}\n`);
-}
-await browser.close();
+export default ({chromium, ...wanted}) => actions[Object.keys(wanted)[0]](wanted, chromium);

@@ -16,6 +16,6 @@ export default async function (request) {
     }).observe(state, {childList: true, characterData: true, subtree: true});
     setTimeout(() => done(seen), 1000 * seconds);
   }), request.seconds);
-  await browser.close();
+  await page.context().close();
   return changes;
 }

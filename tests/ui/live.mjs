@@ -6,7 +6,7 @@
 import {openWatched} from './watched.mjs';
 
 export default async function (request) {
-  const {browser, page, seen} = await openWatched(request, 900);
+  const {page, seen} = await openWatched(request, 900);
   try {
     await page.goto(request.address);
     await page.waitForFunction(
@@ -31,7 +31,7 @@ export default async function (request) {
     seen.overflow = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
     if (request.picture) await page.screenshot({path: request.picture, fullPage: true});
   } finally {
-    await browser.close();
+    await page.context().close();
   }
   return seen;
 }

@@ -6,8 +6,8 @@ import {launch} from './watched.mjs';
 
 export default async function (request) {
   const browser = await launch(request.chromium);
+  const page = await browser.newPage();
   try {
-    const page = await browser.newPage();
     page.setDefaultTimeout(180000);
     let connections = 0;
     await page.routeWebSocket(/\/frames/, (socket) => {
@@ -28,6 +28,6 @@ export default async function (request) {
       () => document.getElementById('state').textContent.includes('not shown'));
     return {before, lost: await state.textContent()};
   } finally {
-    await browser.close();
+    await page.context().close();
   }
 }

@@ -12,11 +12,11 @@ export default async function (request) {
   const picture = async (page, name) => {
     if (request.pictures) await page.screenshot({path: `${request.pictures}${name}.png`, fullPage: true});
   };
+  const context = await browser.newContext({
+    viewport: {width: request.width, height: 900}, colorScheme: request.dark ? 'dark' : 'light',
+    acceptDownloads: true,
+  });
   try {
-    const context = await browser.newContext({
-      viewport: {width: request.width, height: 900}, colorScheme: request.dark ? 'dark' : 'light',
-      acceptDownloads: true,
-    });
     const page = await context.newPage();
     page.setDefaultTimeout(180000);
     watch(page, seen);
@@ -89,7 +89,7 @@ export default async function (request) {
     await page.click('#pause');
     seen.resumed = await texts();
   } finally {
-    await browser.close();
+    await context.close();
   }
   return seen;
 }

@@ -16,6 +16,6 @@ export default async function (request) {
   const operators = await page.locator('#canvas .node-item').count();
   const title = await page.title();
   if (request.picture) await page.screenshot({path: request.picture});
-  await browser.close();
+  await page.context().close();
   return {operators, title};
 }

@@ -35,14 +35,14 @@ export default async function (request) {
     from.pipe(passed);
   });
 
-  let browser;
+  let page;
   try {
-    browser = await launch(request.chromium, {
+    const browser = await launch(request.chromium, {
       proxy: {server: OWN},            // Chromium itself, for its updates and experiments, gets nowhere
       args: ['--disable-quic', `--gaia-url=${OWN}`, `--autofill-server-url=${OWN}`],
     });
     const {width, height} = request;
-    const page = await browser.newPage({
+    page = await browser.newPage({
       viewport: {width, height},
       proxy: {server},                 // loopback goes through it too
     });
@@ -74,7 +74,7 @@ export default async function (request) {
         () => document.querySelector('.pf-modal-dialog')?.innerText ?? null);
     if (request.picture) await page.screenshot({path: request.picture});
   } finally {
-    await browser?.close();
+    await page?.context().close();
     proxy.close();
   }
   return seen;

@@ -16,10 +16,10 @@ export default async function (request) {
 
   const {proxy, server} = await listen(seen);
 
-  let browser;
+  let page;
   try {
-    browser = await launch(request.chromium, {proxy: {server: 'http://browsers-own.invalid'}});
-    const page = await browser.newPage({
+    const browser = await launch(request.chromium, {proxy: {server: 'http://browsers-own.invalid'}});
+    page = await browser.newPage({
       viewport: {width: request.width, height: request.height},
       colorScheme: request.dark ? 'dark' : 'light',
       proxy: {server},
@@ -75,7 +75,7 @@ export default async function (request) {
       await page.screenshot({path: request.picture, fullPage: Boolean(request.whole)});
     }
   } finally {
-    await browser?.close();
+    await page?.context().close();
     proxy.close();
   }
   return seen;

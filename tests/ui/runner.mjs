@@ -1,4 +1,4 @@
-// Runs scripts of this folder, one after the other, so that node and playwright start once.
+// Runs scripts of this folder, one after the other, so that node, playwright and Chromium start once.
 //
 // A line of standard input is {script, request}; a line of standard output is {seen}, what the script's
 // function returned, or {error}.
@@ -11,10 +11,10 @@ for await (const line of readline.createInterface({input: process.stdin})) {
   let answer;
   try {
     const {default: run} = await import(`./${script}`);
-    answer = {seen: await run(request)};
+    answer = {seen: await run(request) ?? null};
   } catch (error) {
     answer = {error: error.stack};
   }
-  await closeBrowsers();
   process.stdout.write(`${JSON.stringify(answer)}\n`);
 }
+await closeBrowsers();

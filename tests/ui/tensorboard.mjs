@@ -54,6 +54,6 @@ export default async function (request) {
   views.Scalars = await scalar.innerText();
   await page.waitForTimeout(2000);
   if (request.pictures) await page.screenshot({path: `${request.pictures}/Scalars.png`});
-  await browser.close();
+  await page.context().close();
   return {views, errors};
 }

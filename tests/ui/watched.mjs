@@ -3,23 +3,24 @@
 import http from 'node:http';
 import {chromium} from 'playwright-core';
 
-const open = new Set();
+const running = new Map();
 
-/** Chromium without the services of its own that ask for addresses; `more` are playwright's options. */
+/** Chromium without the services of its own that ask for addresses; `more` are playwright's options. All
+ * that ask for the same get the same one, so they close only their pages. */
 export async function launch(executablePath, {args = [], ...more} = {}) {
-  const browser = await chromium.launch({
-    executablePath, ...more,
-    // containers lack the rights for the sandbox
-    args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
-      '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run', ...args],
-  });
-  open.add(browser);
-  browser.on('disconnected', () => open.delete(browser));
-  return browser;
+  const key = JSON.stringify([executablePath, args, more]);
+  if (!running.get(key)?.isConnected()) {
+    running.set(key, await chromium.launch({
+      executablePath, ...more,
+      // containers lack the rights for the sandbox
+      args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking',
+        '--disable-component-update', '--disable-sync', '--disable-default-apps', '--no-first-run', ...args],
+    }));
+  }
+  return running.get(key);
 }
 
-/** Closes what a script that failed left open. */
-export const closeBrowsers = () => Promise.all([...open].map((browser) => browser.close()));
+export const closeBrowsers = () => Promise.all([...running.values()].map((browser) => browser.close()));
 
 /** Keeps the page's uncaught errors, and its messages of the types that are `wanted`, in `seen`. */
 export function watch(page, seen, wanted = (type) => type !== 'log') {
@@ -58,5 +59,5 @@ export async function openWatched(request, height) {
   page.on('request', (of) => {
     if (new URL(of.url()).origin !== new URL(request.address).origin) seen.foreign.push(of.url());
   });
-  return {browser, page, seen};
+  return {page, seen};
 }

@@ -8,7 +8,7 @@
 import {openWatched} from './watched.mjs';
 
 export default async function (request) {
-  const {browser, page, seen} = await openWatched(request, 1000);
+  const {page, seen} = await openWatched(request, 1000);
   Object.assign(seen, {steps: []});
   try {
     const canvas = page.locator('.weights .panes canvas').first();
@@ -77,7 +77,7 @@ export default async function (request) {
     seen.buttons = await page.locator('.weights .map button').evaluateAll((all) => all.map((of) => of.title));
     if (request.picture) await page.screenshot({path: request.picture, fullPage: request.whole ?? true});
   } finally {
-    await browser.close();
+    await page.context().close();
   }
   return seen;
 }

@@ -32,6 +32,6 @@ export default async function (request) {
     }
     return {'between frames': between, 'to draw': drawing};
   });
-  await browser.close();
+  await page.context().close();
   return times;
 }
