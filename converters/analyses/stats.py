@@ -55,6 +55,8 @@ BYS: tuple[By, ...] = (*OF_KERNEL, *OF_STEP, "thread", "expert")
 IN_ORDER: tuple[By, ...] = ("layer", "phase", "context")
 """keys whose rows are in the order of their values, not of time"""
 BESIDE_CALLER = "Kernels of a device overlap what thread 0 does: their times add up to no clock."
+COARSE_TICK = 10.0
+"""ns of a tick that a kernel's time shows"""
 LEFT_OUT: Key = ()
 """the group of what a filter leaves out"""
 NO_WEIGHT = "(no weight)"
@@ -202,11 +204,16 @@ def _kept(session: Session, notes: Sequence[str]) -> str:
 
 
 def recording_notes(session: Session) -> Iterator[str]:
-    """Why the times of a session must not be compared with others."""
+    """Why the times of a session must not be compared with others, or are coarse."""
     if session.start.perturbed:
         yield "Tensor values were read (--stats): do not compare times."
     if session.start.args.get("dialect"):
         yield "Converted from an earlier fork's log: it measured times differently."
+    if session.start.tick >= COARSE_TICK:
+        yield (
+            f"Single times are multiples of {shown(session.start.tick, 'ns')}, a tick of this"
+            " processor's counter; totals, and means of many, are finer."
+        )
 
 
 def op_table(account: Account) -> Report:

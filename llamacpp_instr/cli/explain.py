@@ -339,6 +339,7 @@ def _measured_before(path: str) -> Probe:
 
 def _probe_device(name: str, path: str) -> None:
     """Measure a device and add it to the file of this machine."""
+    from llamacpp_instr.base.cpus import cpu_name
     from llamacpp_instr.base.output import open_output
     from llamacpp_instr.converters.analyses.probe import device_reports
     from llamacpp_instr.llama import native
@@ -346,7 +347,6 @@ def _probe_device(name: str, path: str) -> None:
     from llamacpp_instr.llama.devices import device_named
     from llamacpp_instr.prediction.probe.device import measure_device
     from llamacpp_instr.prediction.probe.file import probe_json
-    from llamacpp_instr.prediction.probe.measure import cpu_name
     from llamacpp_instr.report.render import render_text
 
     known = _measured_before(path)

@@ -148,6 +148,9 @@ class SessionStart(Event, kw_only=True):
     level: Level
     clock: Literal["tsc", "cntvct", "monotonic"]
     """the clock that times ops; its times are always converted to CLOCK_MONOTONIC"""
+    tick: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """ns of one tick of that clock, if the processor states it (arm64). A time is a whole number
+    of ticks"""
     perturbed: bool = False
     """tensor values were read (`--stats`), or a debugger could stop computes and change values:
     kernels may differ, so do not compare times"""

@@ -61,6 +61,18 @@ def test_the_facts_of_a_session(tmp_path: Path) -> None:
     assert "Tensor values were read (--stats): do not compare times." in notes
 
 
+@pytest.mark.parametrize(
+    ("tick", "said"), [(0.0, ""), (1.0, ""), (1e9 / 24e6, "41.7 ns"), (1e9 / 19.2e6, "52.1 ns")]
+)
+def test_a_coarse_clock_is_mentioned(tick: float, said: str, tmp_path: Path) -> None:
+    events = decoding().events
+    events[0] = replace(events[0], clock="cntvct", tick=tick)
+    notes = sections(tmp_path, events)["Session"].notes
+    coarse = [note for note in notes if note.startswith("Single times are multiples of")]
+    assert len(coarse) == (said != "")
+    assert said in "".join(coarse)
+
+
 @pytest.mark.parametrize(("n", "there"), [(1, False), (2, True)])
 def test_faults_of_the_first_step_need_a_second(n: int, there: bool, tmp_path: Path) -> None:
     sketch = Sketch()

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from llamacpp_instr.base.cpus import cpu_name
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.analyses.probe import busy_note, roofline
 from llamacpp_instr.converters.exports.tables import load_tables
@@ -351,7 +352,7 @@ def test_a_device_is_measured_and_added_to_a_file(
     }.items():
         monkeypatch.setitem(environment, name, value)
     path = tmp_path / "probe.json"
-    path.write_bytes(probe_json(probe_of(measure.cpu_name())))
+    path.write_bytes(probe_json(probe_of(cpu_name())))
     done = on_lavapipe("-o", str(path), environment={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.partition("\n")[0])

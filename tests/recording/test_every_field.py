@@ -82,7 +82,7 @@ CHECKS = {
     "facts": {
         "the_first_and_the_last_line": """session_start: t schema id time wall;
             session_end: t reason events bytes dropped_ops""",
-        "the_clock_is_the_counter_if_the_kernel_trusts_it": "session_start: clock",
+        "the_clock_is_the_counter_if_the_kernel_trusts_it": "session_start: clock tick",
         "the_producer_the_host_and_the_process": """session_start: producer host process;
             session_start.producer: llama_cpp commit patches abi;
             session_start.host: cpu features cores memory os; session_start.process: pid""",

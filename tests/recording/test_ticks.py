@@ -101,3 +101,21 @@ def test_a_kernel_of_hours_is_kept_as_the_longest_and_one_that_ran_backwards_as_
     longest = (2**31 - 1) * 4096
     commands = [f"packed {ticks}" for ticks in (2**43, 2**60, 2**64 - 5)]
     assert _answers(program, commands) == [longest, longest, 0]
+
+
+@pytest.mark.parametrize("khz", [19_200, 24_000, 54_000, 1_000_000, 2_596_000])
+@pytest.mark.parametrize("delay", [0, 5_000, 30_000, 10**7])
+@pytest.mark.parametrize("attempts", [0, 1, 3, 4])
+def test_an_interrupted_reading_of_both_clocks_is_repeated_whatever_the_rate(
+    khz: int, delay: int, attempts: int, program: Path
+) -> None:
+    """A bound of 1,000 ticks would be 42 µs at 24 MHz, longer than most interrupts."""
+    ticks, ns = _answers(program, [f"read {khz} {delay} {attempts}"])
+    tick = 1e6 / khz
+    disturbed = delay if attempts == 4 else 0
+    assert -tick - 30 <= ticks * tick - ns <= disturbed / 2 + 30
+
+
+def test_the_cpu_states_the_length_of_a_tick_or_nothing(program: Path) -> None:
+    ns, ticks, stated = _answers(program, [f"rate {5 * 10**7}"])
+    assert stated == 0 or stated / 1e6 == pytest.approx(ns / ticks, rel=1e-3)

@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llamacpp_instr import __version__
+from llamacpp_instr.base.cpus import cpu_name
 from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.base.system import EXTRAS, is_installed, missing_modules, python
 from llamacpp_instr.llama.build import missing_library
 from llamacpp_instr.llama.build.programs import installed_programs
 from llamacpp_instr.llama.build.source_tree import patch_digest, patches_dir, read_upstream
-from llamacpp_instr.llama.build.wheel import compilers, cpu_identity
+from llamacpp_instr.llama.build.wheel import compilers
 from llamacpp_instr.llama.native import ABI
 from llamacpp_instr.llama.threads import usable_cpus
 
@@ -137,7 +138,7 @@ def diagnose() -> Diagnosis:
         patches=digest,
         library=library,
         programs=installed_programs(digest),
-        cpu=" ".join(cpu_identity()[1:2]) or platform.machine(),
+        cpu=cpu_name() or platform.machine(),
         cpus=usable_cpus(),
         compiler=compilers()[1] or "",
         missing=missing,

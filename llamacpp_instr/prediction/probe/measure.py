@@ -29,11 +29,11 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import cache, partial
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from llamacpp_instr.base.cpus import cpu_name
 from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.base.terminal import OnProgress, progress_bar
 from llamacpp_instr.llama.native import POINTER, InitParams, Signatures, declare, load
@@ -265,16 +265,6 @@ def barriers(counts: list[int]) -> Iterator[Barrier]:
             tensor = graph.node("ggml_add", tensor, tensor)  # given to all threads
         for n in counts:
             yield Barrier(n, fastest_ns(partial(graph.compute, n), SECONDS) / EMPTY_OPS)
-
-
-def cpu_name() -> str:
-    """As `host.cpu` in a log; empty if the system does not report it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "")
 
 
 PART_SECONDS = 0.1

@@ -2,6 +2,7 @@
 
 #include "llama-instrumentation-machine.h"
 
+#include "llama-instrumentation-cpus.h"
 #include "llama-instrumentation-json.h"
 #include "llama-instrumentation-schema.h"
 #include "llama-instrumentation-secrets.h"
@@ -47,16 +48,7 @@ std::string cpu_name() {
     return name;
 #else
     std::ifstream file("/proc/cpuinfo");
-    for (std::string line; std::getline(file, line);) {
-        // x86 has "model name"; Arm has only a part number
-        for (const char * key : { "model name", "CPU part" }) {
-            if (line.compare(0, strlen(key), key) == 0) {
-                const size_t colon = line.find(':');
-                return colon == std::string::npos || colon + 2 > line.size() ? "" : line.substr(colon + 2);
-            }
-        }
-    }
-    return "";
+    return cpu_name_in(file);
 #endif
 }
 

@@ -31,6 +31,9 @@ void log_part::write_start() {
     line.kv(LLAMA_INSTR_K_WALL, (uint64_t) wall.tv_sec * 1000000000 + (uint64_t) wall.tv_nsec);
     line.kv(LLAMA_INSTR_K_LEVEL, level_names[(int) detail]);
     line.kv(LLAMA_INSTR_K_CLOCK, ggml_instr_has_counter() ? ggml_instr_counter_name() : "monotonic");
+    if (ggml_instr_has_counter() && ggml_instr_tick_ns() > 0) {
+        line.kv(LLAMA_INSTR_K_TICK, ggml_instr_tick_ns());
+    }
     if (reads_values() || has_flag(LLAMA_INSTR_DEBUGGED)) {
         line.kv(LLAMA_INSTR_K_PERTURBED, true);
     }

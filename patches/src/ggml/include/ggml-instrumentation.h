@@ -100,6 +100,9 @@ GGML_API uint64_t ggml_instr_clock_ns(void);
 GGML_API bool         ggml_instr_has_counter(void);
 GGML_API const char * ggml_instr_counter_name(void);
 
+// nanoseconds of one tick of that counter as the CPU states them, 0 if it does not
+GGML_API double ggml_instr_tick_ns(void);
+
 // the sink of the calling thread, or NULL if nothing is recorded
 GGML_API void                     ggml_instr_set_sink(struct ggml_instr_sink * sink);
 GGML_API struct ggml_instr_sink * ggml_instr_get_sink(void);

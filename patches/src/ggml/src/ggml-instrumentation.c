@@ -58,6 +58,16 @@ const char * ggml_instr_counter_name(void) {
 #endif
 }
 
+double ggml_instr_tick_ns(void) {
+#if defined(__aarch64__)
+    uint64_t per_second;
+    __asm__ volatile("mrs %0, cntfrq_el0" : "=r"(per_second));
+    return per_second > 0 ? 1e9 / (double) per_second : 0;
+#else
+    return 0;
+#endif
+}
+
 void ggml_instr_set_sink(struct ggml_instr_sink * sink) {
     ggml_instr_current_sink = sink;
 }
