@@ -27,7 +27,7 @@ from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import Table
 from llamacpp_instr.log.steps import Account, device_times
 from llamacpp_instr.log.waits import waits_of
-from llamacpp_instr.model.types import BY_NAME, GgmlType
+from llamacpp_instr.model.types import BY_NAME, INTERLEAVED, GgmlType
 from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
@@ -121,8 +121,6 @@ BANDWIDTH = 0.7
 """share of the measured bandwidth"""
 APPLICATION, APPLICATION_NS, APPLICATION_TOKENS = 0.3, 500_000, 10
 """share of the time between tokens, ns of each of them, and how many at least"""
-
-_REPACKED = ("CPU_REPACK", "CPU_AARCH64", "AMX")
 
 
 def disturbed_machine(facts: Facts) -> Cause:
@@ -268,7 +266,7 @@ def weights_held_twice(facts: Facts) -> Cause:
     llama.cpp unmaps only what lies before and after the weights that it uses in place."""
     tensors = facts.session.tensors
     total = sum(tensor.bytes for tensor in tensors)
-    repacked = sum(t.bytes for t in tensors if t.buffer.startswith(_REPACKED))
+    repacked = sum(t.bytes for t in tensors if t.buffer.startswith(INTERLEAVED))
     mapped = any(t.buffer.endswith("_Mapped") for t in tensors)
     if not mapped or not total or repacked / total < HELD_TWICE:
         return None
@@ -282,7 +280,7 @@ def weights_held_twice(facts: Facts) -> Cause:
 def no_interleaved_kernel(facts: Facts) -> Cause:
     """Some types were repacked for faster kernels, and one that costs much was not (NO_KERNEL)."""
     tensors = facts.session.tensors
-    repacked = {t.type for t in tensors if t.buffer.startswith(_REPACKED)}
+    repacked = {t.type for t in tensors if t.buffer.startswith(INTERLEAVED)}
     if not repacked:
         return None
     spent: dict[str, dict[str | None, int]] = defaultdict(lambda: defaultdict(int))

@@ -20,6 +20,7 @@ from llamacpp_instr.base.terminal import counted, first_names
 from llamacpp_instr.converters.analyses.tables import grouped, header, layer_order, without
 from llamacpp_instr.log.schema import Model, is_of_machine
 from llamacpp_instr.model.file import ModelFile, NamedTensor, load_model_file
+from llamacpp_instr.model.types import INTERLEAVED
 from llamacpp_instr.recording.memory.breakdown import (
     MAPPED,
     PLAIN,
@@ -468,7 +469,7 @@ def _mapping_notes(known: MemoryBreakdown) -> Iterator[str]:
             f"{shown(between, 'bytes')} of that are read only while the model is loaded. The "
             f"system can drop them: {shown(known.n_bytes - between, 'bytes')} stay in use."
         )
-    if any("REPACK" in use.buffer for use in known.uses):
+    if any(use.buffer.startswith(INTERLEAVED) for use in known.uses):
         yield (
             "Repacked tensors have their rows interleaved for this processor's kernels, in memory "
             "of their own."
@@ -497,7 +498,7 @@ def _words(kind: Kind, buffer: str) -> str:
         return _WORDS[kind]
     if buffer in (MAPPED, PLAIN):
         return "weights, mapped" if buffer == MAPPED else "weights, read"
-    return f"weights, {'repacked' if 'REPACK' in buffer or 'AMX' in buffer else 'copied'}"
+    return f"weights, {'repacked' if buffer.startswith(INTERLEAVED) else 'copied'}"
 
 
 # --- charts ---

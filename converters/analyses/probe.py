@@ -9,7 +9,7 @@ a sum over ops, layers or blocks is the time of the kernels of the same graph.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING, TypeAlias
@@ -249,11 +249,19 @@ def _chart(session: Session, probe: Probe, points: list[Point]) -> Chart:
 # --- predicted times ---
 
 
-def predict_reports(cases: Sequence[Case], past: int, probe: Probe) -> list[Report]:
+def predict_reports(
+    cases: Sequence[Case], past: int, probe: Probe, features: Collection[str]
+) -> list[Report]:
     """The table of all cases, a row for each file type and number of threads, and the prefill and
-    the decode of the first by op, layer, block."""
+    the decode of the first by op, layer, block. `features` are the instruction sets of the library
+    that built the graphs."""
     first = cases[0]
     reports = [_overview(cases, past, probe)]
+    if probe.features and (differ := sorted({*probe.features} ^ {*features})):
+        reports[0].notes.append(
+            f"The measured processor and this one differ in {', '.join(differ)}: llama.cpp may"
+            " interleave weights of other types there."
+        )
     for name, step in (("prefill", first.prefill), ("decode", first.decode)):
         title = f"{name}, {first.type}, {counted(first.threads, 'thread')}"
         kernels = step.timeline.kernels

@@ -453,13 +453,14 @@ def predict(
     """
     from llamacpp_instr.converters.analyses.probe import predict_reports
     from llamacpp_instr.prediction.probe.file import read_probe
+    from llamacpp_instr.prediction.probe.measure import features
     from llamacpp_instr.prediction.steps import predict_cases
 
     output.check(model, machine)
     probe = read_probe(machine)
     names = types.split(",") if types else []
     cases, past = predict_cases(model, names, probe, threads, batch, ctx)
-    output.write(predict_reports(cases, past, probe), title="Prediction")
+    output.write(predict_reports(cases, past, probe, features()), title="Prediction")
 
 
 @cli.command(

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.lab.weights.measure import load_dequantizer
 from llamacpp_instr.llama.native import POINTER, InitParams, Signatures, declare
-from llamacpp_instr.model.types import TYPES
+from llamacpp_instr.model.types import INTERLEAVED, TYPES
 
 Array = npt.NDArray[Any]
 Slice = tuple[int | slice, ...]
@@ -229,7 +229,7 @@ def _bytes(address: int) -> npt.NDArray[np.uint8]:
     name, buffer = name_of(tensor), _buffer(tensor)
     if buffer is None or not tensor.data:
         raise UsageError(f"{name} has no memory; its values cannot be read")
-    if "REPACK" in _buffer_name(buffer):
+    if _buffer_name(buffer).startswith(INTERLEAVED):
         raise UsageError(f"{name} is repacked for this CPU; its values are those of the file")
     data = np.empty(ggml().ggml_nbytes(address), np.uint8)
     ggml().ggml_backend_tensor_get(address, data.ctypes.data, 0, data.size)

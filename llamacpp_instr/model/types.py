@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+INTERLEAVED = ("CPU_REPACK", "CPU_AARCH64", "CPU_KLEIDIAI", "AMX")
+"""how the names of buffers begin whose weights are repacked for kernels of this processor"""
+
 
 @dataclass(frozen=True)
 class GgmlType:

@@ -169,9 +169,9 @@ def rebuilt(per_cent_built: int, per_mille_cost: int, waited: int = 0) -> Sketch
     return log
 
 
-def repacked(percent: int, mapped: bool = True) -> Sketch:
+def repacked(percent: int, mapped: bool = True, buffer: str = "CPU_REPACK") -> Sketch:
     log = Sketch()
-    log.weight(percent * 100, "Q4_0", "CPU_REPACK")
+    log.weight(percent * 100, "Q4_0", buffer)
     log.weight((100 - percent) * 100, "F32", "CPU_Mapped" if mapped else "CPU")
     log.step(1000, sampled=1)
     return log
@@ -227,6 +227,7 @@ def application(percent: int, ns: int, tokens: int) -> Sketch:
         (rebuilt(90, 30, waited=5), "rebuilt-graphs", 0.03 * 101 / (96 + 500)),
         (repacked(19), None, 0), (repacked(21), "held-twice", 0.21),
         (repacked(90, mapped=False), None, 0),
+        (repacked(90, buffer="CPU_KLEIDIAI"), "held-twice", 0.9),
         (not_repacked(19), None, 0), (not_repacked(21), "no-interleaved-kernel", 0.21),
         (cold(5), None, 0), (cold(6), "cold-start", 6 / 106),
         (cold(50, faults=99), None, 0), (cold(50, faults=39), None, 0),
@@ -382,6 +383,7 @@ def test_the_clock_counts_overlapping_steps_once(tmp_path: Path) -> None:
         (640, "q4_K", "Q4_0"),
         (640, "iq4_nl", "IQ4_NL"),
         (640, "q8_0", "Q8_0"),
+        (512, "q6_K", "Q6_K"),
         (40, "q4_K", None),
     ],
 )

@@ -62,7 +62,7 @@ def case(threads: int, watts: float | None) -> Case:
 
 def test_a_row_for_each_case() -> None:
     """The decode takes 100 µs; its errors are 2, 12 and 10 µs, independent of each other."""
-    first, *_ = predict_reports([case(1, 50.0), case(2, None)], 512, MACHINE)
+    first, *_ = predict_reports([case(1, 50.0), case(2, None)], 512, MACHINE, [])
     assert first.title == "Predicted: a prefill of 64 tokens, a decode after 512"
     one, two = first.rows
     error = (2_000**2 + 12_000**2 + 10_000**2) ** 0.5
@@ -78,14 +78,34 @@ def test_a_row_for_each_case() -> None:
     assert two[-1] is None
     assert "Not measured, so predicted from others: IQ1_S." in first.notes
     assert not any("Energy" in note for note in first.notes)
-    without, *_ = predict_reports([case(1, None)], 1512, MACHINE)
+    without, *_ = predict_reports([case(1, None)], 1512, MACHINE, [])
     assert len(without.columns) == len(without.rows[0]) == len(first.columns) - 1
     assert without.title.endswith("a decode after 1,512")
     assert without.notes[-1].startswith("Energy is left out")
 
 
+@pytest.mark.parametrize(
+    ("measured", "here", "differ"),
+    [
+        ([], ["NEON"], ""),
+        (["NEON", "DOTPROD"], ["DOTPROD", "NEON"], ""),
+        (["NEON", "DOTPROD"], ["NEON", "DOTPROD", "MATMUL_INT8"], "MATMUL_INT8"),
+        (["NEON", "SVE", "SVE_CNT=16"], ["NEON", "SVE", "SVE_CNT=32"], "SVE_CNT=16, SVE_CNT=32"),
+        (["AVX2", "AVX512"], ["AVX2"], "AVX512"),
+    ],
+)
+def test_a_processor_with_other_instruction_sets_is_mentioned(
+    measured: list[str], here: list[str], differ: str
+) -> None:
+    machine = replace(MACHINE, features=measured)
+    notes = predict_reports([case(1, None)], 512, machine, here)[0].notes
+    found = [note for note in notes if note.startswith("The measured processor and this one")]
+    assert len(found) == (differ != "")
+    assert all(f"differ in {differ}:" in note for note in found)
+
+
 def test_the_first_case_by_op_layer_and_block() -> None:
-    _, *tables = predict_reports([case(1, None), case(2, None)], 512, MACHINE)
+    _, *tables = predict_reports([case(1, None), case(2, None)], 512, MACHINE, [])
     titles = [f"By {by}: {phase}, F16, 1 thread" for phase in ("prefill", "decode")
               for by in ("op", "layer", "block")]  # fmt: skip
     assert [table.title for table in tables] == titles

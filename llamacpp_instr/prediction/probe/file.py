@@ -210,6 +210,9 @@ class Probe(Struct, forbid_unknown_fields=True):
     left_out: Annotated[int, Meta(ge=0)] = 0
     """figures that were implausible, however often they were measured"""
     devices: Annotated[list[DeviceLimits], Meta(max_length=1000)] = []
+    features: Annotated[list[str], Meta(max_length=1000)] = []
+    """instruction sets that ggml used, such as `AVX2`, `DOTPROD`, `SVE_CNT=32`; they choose the
+    types that it interleaves. Empty in files of earlier versions"""
 
     def of_device(self, name: str) -> Probe | None:
         """The limits of a device in place of the CPU's, for one thread; None if it was not

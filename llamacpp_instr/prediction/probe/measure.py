@@ -24,6 +24,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -202,7 +203,17 @@ def measure(on_progress: OnProgress) -> Probe:
         kernels=[of for of in found if isinstance(of, Kernel)],
         barriers=[of for of in found if isinstance(of, Barrier)],
         left_out=total - len(found) + len(copied) - len(plausible),
+        features=features(),
     )
+
+
+def features() -> list[str]:
+    """The instruction sets that ggml uses on this machine, as `host.features` in a log. Raises
+    `NativeError` if the library is missing."""
+    said = load().lib.llama_print_system_info
+    said.restype, said.argtypes = ctypes.c_char_p, []
+    found = re.findall(r"(\w+) = (\w+)", (said() or b"").decode(errors="replace"))
+    return [name if value == "1" else f"{name}={value}" for name, value in found if value != "0"]
 
 
 def _is_plausible(of: Bandwidth, all_: Sequence[Bandwidth]) -> bool:
