@@ -12,6 +12,7 @@
 # make test-devices more modes of Vulkan; 20 architectures, a real model and llama-bench on devices; minutes
 # make test-cuda    compile the CUDA backend for two GPUs, and test what reads CUPTI with stand-ins; needs no GPU, installs
 #                   NVIDIA's compiler (1 GB)
+# make test-arm64   cross compile the library for arm64 and run the recorder's own tests with qemu; minutes
 # make test-edited  build the tree that `python -m tools.patches edit` made in EDITED, and test its library and its
 #                   llama-server, also of another release; with ccache if it is installed
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 20 minutes
@@ -19,6 +20,8 @@
 # make image-test   build and test that image without an engine (Debian, as root; minutes)
 # make image-vulkan-test
 #                   the same for the image with Vulkan, on Debian 13 (half an hour)
+# make image-arm64-test
+#                   the same for the image for arm64, whose programs qemu runs (half an hour)
 # make docker-test  run the docker commands of README and docs on a separate Docker engine (Debian, as root; minutes)
 # make load         record llama_cpp.server with clients for LOAD_MINUTES (10), and print a table of the results;
 #                   LIVE=1 shows it with instr live meanwhile
@@ -60,7 +63,7 @@ OLDEST_INSTALLED := $(OLDEST)/.installed
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-devices test-cuda test-edited test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test docker-test
+.PHONY: demo view test test-arm64 test-devices test-cuda test-edited test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test image-arm64-test docker-test
 .PHONY: load mutate mutate-native fuzz release pictures quantization bench ui-kit clean
 
 demo: native
@@ -120,6 +123,10 @@ test-devices: native $(TEST_INSTALLED)
 	$(BIN)/python -m tests.kit.backends
 	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/vulkan_suite.py tests/recording/devices_suite.py --durations=0 --durations-min=5
 
+# the speeds of an emulated processor mean nothing
+test-arm64: native $(TEST_INSTALLED)
+	$(IN_SUITE) $(BIN)/python -m tests.programs.arm64
+
 test-cuda: native $(TEST_INSTALLED) $(CUDA_INSTALLED)
 	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/cuda_suite.py --durations=0 --durations-min=5
 
@@ -169,6 +176,15 @@ image-vulkan-test: $(TEST_INSTALLED)
 	    --build-arg BACKEND=vulkan --build-arg BASE=debian:trixie-slim --build-arg RUNTIME=debian:trixie-slim" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE)-vulkan \
 	    $(BIN)/python -m pytest tests/image/vulkan_suite.py
+
+# x86-64 compiles for arm64, and qemu runs everything else
+image-arm64-test: $(TEST_INSTALLED)
+	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
+	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache \
+	    --build-arg TARGETARCH=arm64 --build-arg BASE=amd64/debian:trixie-slim \
+	    --build-arg RUNTIME=arm64v8/debian:trixie-slim" \
+	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE)-arm64 \
+	    $(BIN)/python -m pytest tests/image/arm64_suite.py
 
 # buildah only makes the substitute for the base image; docker builds the image, and its engine keeps the layers
 docker-test: $(TEST_INSTALLED)

@@ -52,9 +52,7 @@ def test_the_stage_that_compiles_has_what_instr_build_imports(tmp_path: Path) ->
 def test_both_stages_begin_with_the_same_image_that_anyone_can_pull() -> None:
     assert ARGUMENTS["BASE"] == ARGUMENTS["RUNTIME"]
     assert re.fullmatch(r"debian:\w+-slim", ARGUMENTS["BASE"])
-    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {
-        "${BASE}", "native", "${RUNTIME}"
-    }  # fmt: skip
+    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"${BASE}", "${RUNTIME}"}
 
 
 def test_the_images_for_gpus_have_arguments_that_the_dockerfile_takes() -> None:
@@ -69,3 +67,13 @@ def test_the_images_for_gpus_have_arguments_that_the_dockerfile_takes() -> None:
     makefile = (REPOSITORY / "Makefile").read_text()
     (made,) = re.findall(r"--build-arg BACKEND=vulkan .*", makefile)
     assert dict(re.findall(r"--build-arg (\w+)=([^\s\"]+)", made)) == given[0]
+
+
+def test_the_image_for_arm64_is_the_one_of_the_readme() -> None:
+    readme = (REPOSITORY / "docker" / "README.md").read_text().replace("\\\n", " ")
+    (cross,) = re.findall(r"^docker build --platform linux/arm64 .*$", readme, re.MULTILINE)
+    makefile = (REPOSITORY / "Makefile").read_text().replace("\\\n", " ")
+    (made,) = re.findall(r"--build-arg TARGETARCH=arm64 .*?\"", makefile)
+    arguments = [dict(re.findall(r"--build-arg (\w+)=([^\s\"]+)", text)) for text in (cross, made)]
+    assert arguments[0] | {"TARGETARCH": "arm64"} == arguments[1]
+    assert arguments[0].keys() <= ARGUMENTS.keys()

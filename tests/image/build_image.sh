@@ -12,6 +12,7 @@
 # Each base image in a FROM line is replaced by a stand-in, which is made here once and cached:
 #   debian:SUITE[-slim]               debootstrap (minbase) plus the official image's apt and dpkg settings
 #   python:X.Y[-slim][-SUITE]         the above plus Debian's own python3, if that is version X.Y
+#   amd64/debian:..., arm64v8/debian:...  the first one for that processor; qemu runs its programs here
 # How this machine reaches its package registries (apt settings, pip settings, CA certificates,
 # proxy variables) is mounted into the RUN steps only, so the Dockerfile does not mention it.
 # The images are for testing; never push one: an image that installs ca-certificates contains this
@@ -146,10 +147,20 @@ have() {
   [ -n "$(buildah images -q "$1" 2>/dev/null)" ]
 }
 
-make_debian() {  # make_debian SUITE
-  local suite=$1 name=localhost/standin-debian:$1 host mirror c root uri release component
+emulate_arm64() {  # the kernel starts its programs with qemu, also inside of a container
+  local kinds=/proc/sys/fs/binfmt_misc emulator bytes='\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00'
+  [ "$here" != arm64 ] || return 0
+  emulator=$(command -v qemu-aarch64-static) || die "apt install qemu-user-static"
+  [ -e $kinds/register ] || mount -t binfmt_misc binfmt_misc $kinds || die "no emulation: binfmt_misc is not there"
+  [ -e $kinds/qemu-aarch64 ] || printf '%s' ":qemu-aarch64:M::\x7fELF$bytes\x02\x00\xb7\x00:\xff\xff\xff\xff\xff" \
+    "\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:$emulator:F" >$kinds/register
+}
+
+make_debian() {  # make_debian SUITE [ARCHITECTURE]
+  local suite=$1 arch=${2:-$here} host mirror c root uri release component
+  local name=localhost/standin-debian:$1${2:+-$2}
   if have "$name"; then return; fi
-  say "making a stand-in for debian:$suite-slim"
+  say "making a stand-in for debian:$suite-slim${2:+ on $2}"
   apt_update
   host=$(. /etc/os-release; echo "${VERSION_CODENAME:-}")
   apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
@@ -158,7 +169,7 @@ make_debian() {  # make_debian SUITE
   [ -n "$mirror" ] || die "no Debian mirror in this machine's apt sources; set DEBIAN_MIRROR"
   c=$(buildah from scratch); containers+=("$c")
   root=$(buildah mount "$c")                 # not buildah add: that would make root own every file
-  debootstrap --variant=minbase "$suite" "$root" "$mirror" >"$work/debootstrap.log" 2>&1 ||
+  debootstrap --arch="$arch" --variant=minbase "$suite" "$root" "$mirror" >"$work/debootstrap.log" 2>&1 ||
     { tail -20 "$work/debootstrap.log" "$root/debootstrap/debootstrap.log" >&2; die "debootstrap failed"; }
   # the apt and dpkg settings of the official image
   : >"$root/etc/apt/sources.list"
@@ -188,7 +199,7 @@ E
   find "$root/usr/share/locale" -mindepth 1 ! -name locale.alias -delete 2>/dev/null || true
   : >"$root/etc/machine-id"; : >"$root/etc/resolv.conf"; : >"$root/etc/hostname"
   buildah umount "$c" >/dev/null
-  buildah config --cmd bash --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$c"
+  buildah config --arch "$arch" --cmd bash --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$c"
   buildah commit -q --rm --format docker "$c" "$name" >/dev/null
   made[$name]=1
 }
@@ -233,16 +244,18 @@ from_images() {  # images named in FROM lines, with ARGs filled in; no stages, n
       if (toupper($(i + 1)) == "AS") stage[tolower($(i + 2))] = 1 }' "$1" | sort -u
 }
 
+here=$(dpkg --print-architecture)
 suite_here=$(. /etc/os-release; echo "${VERSION_CODENAME:-}")
 [ "${BUILD_IMAGE_FRESH:-0}" != 1 ] || buildah rmi --prune >/dev/null 2>&1 || true   # replaced stand-ins
 mapfile -t images < <(from_images "$dockerfile")
 for image in ${images[@]+"${images[@]}"}; do
-  short=${image##*/}                         # registry and library prefix do not matter here
+  short=${image##*/}                         # other registry and library prefixes do not matter here
+  case $image in amd64/*) arch=amd64 ;; arm64v8/*) arch=arm64; emulate_arm64 ;; *) arch= ;; esac
   case $short in
     *@sha256:*) die "$image: a digest cannot be met by a stand-in" ;;
     debian:*)
       suite=${short#debian:}; suite=${suite%-slim}
-      make_debian "$suite"; standin=localhost/standin-debian:$suite ;;
+      make_debian "$suite" $arch; standin=localhost/standin-debian:$suite${arch:+-$arch} ;;
     python:[0-9]*)
       rest=${short#python:}; version=${rest%%-*}; rest=${rest#"$version"}; rest=${rest#-slim}; suite=${rest#-}
       make_python "$version" "${suite:-$suite_here}"; standin=localhost/standin-python:$version-${suite:-$suite_here} ;;

@@ -48,6 +48,9 @@ CMAKE = (
     "-DLLAMA_BUILD_SERVER=OFF",
 )
 
+ARM64 = "aarch64-linux-gnu"
+ARM64_COMPILERS = (("C", "gcc"), ("CXX", "g++"))
+
 WITHOUT_PROGRAMS = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_COMMON=OFF",
@@ -95,6 +98,16 @@ def countable_library(*, patched: bool) -> Path:
     """Directory of libraries that valgrind can run: it does not support AVX-512."""
     flags = ("-DGGML_NATIVE=OFF", *WITHOUT_PROGRAMS)
     return _built(f"countable-{'un' * (not patched)}patched", flags, ("llama",), patched)
+
+
+def arm64_build() -> MutableBuild:
+    """The patched libraries for arm64, cross compiled with Debian's `g++-aarch64-linux-gnu`."""
+    tools = (f"-DCMAKE_{kind}_COMPILER={ARM64}-{name}" for kind, name in ARM64_COMPILERS)
+    system = ("-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", "-DGGML_NATIVE=OFF")
+    # has interleaved kernels, and runs on the machines of most users
+    flags = (*system, *tools, "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16", *WITHOUT_PROGRAMS)
+    work = _built("arm64", flags, ("llama",), True).parent / "work"
+    return MutableBuild(_root(work / "tree"), work / "build")
 
 
 @dataclass(frozen=True)
@@ -173,16 +186,23 @@ def patched_tree() -> Path:
 
 
 def compile_program(source: Path, library: Path, into: Path, flags: Sequence[str] = ()) -> Path:
-    """Link a C++ program with the patched libraries in `library`; returns its path in `into`."""
+    """Link a C++ program with the patched libraries in `library`; returns its path in `into`. With
+    INSTR_TEST_EMULATOR it is one for arm64, which that command runs."""
     tree = patched_tree()
     program = into / source.stem
+    emulator = os.environ.get("INSTR_TEST_EMULATOR")
+    compiler = f"{ARM64}-g++" if emulator else os.environ.get("CXX", "c++")
     command = [
-        os.environ.get("CXX", "c++"), "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror",
+        compiler, "-std=c++17", "-g", "-O1", "-Wall", "-Wextra", "-Werror",
         *flags, str(source), "-o", str(program),
         *(f"-I{tree / folder}" for folder in ("include", "src", "ggml/include")),
         f"-L{library}", "-lllama", "-lggml", "-lggml-base", "-pthread", f"-Wl,-rpath,{library}",
     ]  # fmt: skip
     subprocess.run(command, check=True)
+    if emulator and "-shared" not in flags:
+        foreign = program.rename(program.with_suffix(".arm64"))
+        program.write_text(f'#!/bin/sh\nexec {emulator} {foreign} "$@"\n')
+        program.chmod(0o755)
     return program
 
 
