@@ -26,6 +26,8 @@
 #include <vector>
 #ifdef __APPLE__
 #    include <crt_externs.h>
+#    include <mach/mach.h>
+#    include <pthread.h>
 #    include <sys/sysctl.h>
 #endif
 #ifdef __linux__
@@ -125,12 +127,19 @@ void write_process(json_line & line) {
 }
 
 uint64_t resident_bytes() {
+#ifdef __APPLE__
+    mach_task_basic_info_data_t info = {};
+    mach_msg_type_number_t      size = MACH_TASK_BASIC_INFO_COUNT;
+    const kern_return_t status = task_info(mach_task_self(), MACH_TASK_BASIC_INFO, (task_info_t) &info, &size);
+    return status == KERN_SUCCESS ? info.resident_size : 0;
+#else
     unsigned long long size = 0, resident = 0;
     std::ifstream file("/proc/self/statm");
     if (!(file >> size >> resident)) {
         resident = 0;
     }
     return resident * (uint64_t) sysconf(_SC_PAGESIZE);
+#endif
 }
 
 std::string random_id() {
@@ -144,6 +153,10 @@ int thread_id() {
 #ifdef __linux__
     thread_local const int id = (int) syscall(SYS_gettid);
     return id;
+#elif defined(__APPLE__)
+    uint64_t id = 0;  // small: threads are counted from the start of the machine
+    pthread_threadid_np(nullptr, &id);
+    return (int) id;
 #else
     return 0;
 #endif
@@ -160,6 +173,8 @@ std::atomic<int> recorder_thread { -1 };
 uint64_t ns(const timeval & time) {
     return (uint64_t) time.tv_sec * 1000000000 + (uint64_t) time.tv_usec * 1000;
 }
+
+#ifdef __linux__
 
 // the first bytes of a file of /proc, "" if there is none
 std::string head_of(const char * path) {
@@ -229,6 +244,35 @@ void read_delays(machine_counts & counts) {
     std::sort(counts.delays.begin(), counts.delays.end());
 }
 
+void read_system(machine_counts & counts) {
+    read_load(counts);
+    read_times(counts);
+    read_delays(counts);
+}
+
+#elif defined(__APPLE__)
+
+// it counts neither the threads that are ready nor how long they wait for a CPU
+void read_system(machine_counts & counts) {
+    static const host_t host = mach_host_self();  // each call would keep another right to it
+    if (getloadavg(&counts.load, 1) != 1) {
+        counts.load = -1;
+    }
+    host_cpu_load_info_data_t info = {};
+    mach_msg_type_number_t    size = HOST_CPU_LOAD_INFO_COUNT;
+    if (host_statistics(host, HOST_CPU_LOAD_INFO, (host_info_t) &info, &size) == KERN_SUCCESS) {
+        const natural_t * ticks = info.cpu_ticks;
+        const uint64_t busy = (uint64_t) ticks[CPU_STATE_USER] + ticks[CPU_STATE_NICE] + ticks[CPU_STATE_SYSTEM];
+        counts.busy = (int64_t) (busy * (1000000000 / (uint64_t) sysconf(_SC_CLK_TCK)));
+    }
+}
+
+#else
+
+void read_system(machine_counts &) {}
+
+#endif
+
 }  // namespace
 
 void is_recorder_thread() {
@@ -243,11 +287,7 @@ machine_counts machine_counts::now() {
     counts.cpu    = ns(usage.ru_utime) + ns(usage.ru_stime);
     counts.nvcsw  = (uint64_t) usage.ru_nvcsw;
     counts.nivcsw = (uint64_t) usage.ru_nivcsw;
-#ifdef __linux__
-    read_load(counts);
-    read_times(counts);
-    read_delays(counts);
-#endif
+    read_system(counts);
     return counts;
 }
 

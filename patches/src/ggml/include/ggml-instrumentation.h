@@ -14,6 +14,8 @@
 
 #if defined(__x86_64__)
 #    include <x86intrin.h>
+#elif defined(__APPLE__)
+#    include <mach/mach_time.h>
 #endif
 
 #ifdef __cplusplus
@@ -93,7 +95,8 @@ struct ggml_instr_sink {
     const struct ggml_instr_recorder * recorder;  // of devices, NULL: only the caller's own kernels are recorded
 };
 
-// CLOCK_MONOTONIC in nanoseconds
+// CLOCK_MONOTONIC in nanoseconds. On macOS that clock has microseconds and goes on while the machine sleeps, so it is
+// CLOCK_UPTIME_RAW there.
 GGML_API uint64_t ggml_instr_clock_ns(void);
 
 // whether the CPU has a counter of constant rate that all cores share, and its name
@@ -220,9 +223,13 @@ static inline uint64_t ggml_instr_ticks(bool use_counter) {
     }
 #elif defined(__aarch64__)
     if (use_counter) {
+#    ifdef __APPLE__
+        return mach_absolute_time();  // cntvct_el0 without the time that the machine slept, as the clock
+#    else
         uint64_t ticks;
         __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
         return ticks;
+#    endif
     }
 #endif
     (void) use_counter;

@@ -18,9 +18,13 @@
 static _Thread_local struct ggml_instr_sink * ggml_instr_current_sink = NULL;
 
 uint64_t ggml_instr_clock_ns(void) {
+#ifdef __APPLE__
+    return clock_gettime_nsec_np(CLOCK_UPTIME_RAW);
+#else
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t) ts.tv_sec * 1000000000 + (uint64_t) ts.tv_nsec;
+#endif
 }
 
 // Linux measures whether the counters of all cores agree and takes "tsc" off this list when they do not
