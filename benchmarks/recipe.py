@@ -22,11 +22,11 @@ from subprocess import DEVNULL
 from typing import Any
 
 from benchmarks.harness import INSTR, ROOT, own_bytes, sampled, scratch
+from llamacpp_instr.base.machine import usable_cpus
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.lab.quantize.plan import QuantizationPlan
 from llamacpp_instr.lab.quantize.runner import Quantizer
-from llamacpp_instr.llama.threads import usable_cpus
 from llamacpp_instr.model.file import ModelFile, load_model_file
 from llamacpp_instr.recipe.measure import Measured, measure
 from llamacpp_instr.recipe.run import (

@@ -265,6 +265,20 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
     assert allowed("llamacpp_instr.cli.look", "llamacpp_instr.log.session")
 
 
+def test_one_room_knows_operating_systems() -> None:
+    """What Linux tells and what macOS tells stand side by side in two modules."""
+    asking = {
+        name
+        for name, path in MODULES.items()
+        if re.search(r"/proc/|/sys/|\bsys\.platform\b|\bprctl\b|\bRLIMIT_", path.read_text())
+    }
+    # the name of the CPU
+    assert asking - {"llamacpp_instr.prediction.probe.measure"} == {
+        "llamacpp_instr.base.machine",
+        "llamacpp_instr.base.processes",
+    }
+
+
 def test_files_fit_in_a_readers_head() -> None:
     long = {}
     for directory in (*PACKAGES, "tests", "tools", "benchmarks", "patches/src"):

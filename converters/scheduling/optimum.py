@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.machine import usable_cpus
 from llamacpp_instr.base.system import need
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.converters.scheduling.schedule import (
@@ -365,8 +365,7 @@ def _solve(known: Schedule, until: float) -> Schedule:
     solver.parameters.random_seed = 0
     # OR-Tools 9.15 finds models infeasible that are not, if it probes them (or-tools issue 5274)
     solver.parameters.cp_model_probing_level = 0
-    if hasattr(os, "sched_getaffinity"):  # else as many as the machine has
-        solver.parameters.num_workers = len(os.sched_getaffinity(0))
+    solver.parameters.num_workers = usable_cpus()
     status = solver.solve(rules.model)
     assert status != cp_model.MODEL_INVALID, rules.model.validate()
     if status == cp_model.INFEASIBLE:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llamacpp_instr.base.errors import InstrError, error_named
+from llamacpp_instr.base.processes import no_core_dump
 from llamacpp_instr.base.system import python
 from llamacpp_instr.base.terminal import OnProgress, printable, shortened
 
@@ -205,11 +206,3 @@ def remove_output(request: Request) -> None:
     """Remove the file `output` of a request. The name is temporary: a complete file is renamed."""
     with contextlib.suppress(OSError):
         Path(request["output"]).unlink()
-
-
-def no_core_dump() -> None:
-    """Write no core file when a signal ends this process."""
-    with contextlib.suppress(ImportError):  # not on this operating system
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

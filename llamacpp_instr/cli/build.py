@@ -74,6 +74,7 @@ def build(
 @cli.command("instr doctor", "instr doctor --json | jq .library.version")
 def doctor(as_json: bool = cli.flag("Print one JSON object.", "--json")) -> None:
     """Exits with status 0 if recording works, else 1."""
+    from llamacpp_instr.base.machine import INSTALL_COMPILER
     from llamacpp_instr.base.system import how_to_install
     from llamacpp_instr.base.terminal import render_json
     from llamacpp_instr.llama.build.doctor import diagnose
@@ -99,7 +100,8 @@ def doctor(as_json: bool = cli.flag("Print one JSON object.", "--json")) -> None
         ),
         ("programs", ", ".join(found.programs) or "none (instr build --programs builds them)"),
         ("cpu", f"{found.cpu}, {found.cpus} usable"),
-        ("compiler", found.compiler or "none (instr build needs one: apt install g++)"),
+        ("compiler", found.compiler or f"none (instr build needs one: {INSTALL_COMPILER})"),
+        ("untested", found.untested),
         *((f"no {name}", f"needed for {', '.join(uses)}") for name, uses in found.missing.items()),
         *(
             (f"extra {name}", f"missing, for {use}: {how_to_install(name)}")

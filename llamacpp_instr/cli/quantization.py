@@ -473,8 +473,8 @@ def weights(
     reader = WeightReader(file)
     if view:
         need("live")
+        from llamacpp_instr.base.machine import usable_cpus
         from llamacpp_instr.lab.view.tensors import Tensors, WeightsServer
-        from llamacpp_instr.llama.threads import usable_cpus
 
         other = (original, WeightReader(original)) if original is not None else None
         tensors = Tensors((file, reader), other, usable_cpus())

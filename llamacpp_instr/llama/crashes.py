@@ -18,14 +18,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from llamacpp_instr.base import terminal
-from llamacpp_instr.base.child import no_core_dump
 from llamacpp_instr.base.errors import InstrError, error_named
+from llamacpp_instr.base.processes import OUT_OF_MEMORY, end_with, limited_memory, no_core_dump
 from llamacpp_instr.base.system import python
 from llamacpp_instr.llama import native
 
@@ -177,13 +176,16 @@ def call_in_child(
     if done.returncode < 0:
         words = words or signal.Signals(-done.returncode).name
         raise ChildEnded(words, -done.returncode)
+    too_large = f"it takes more than {max_bytes / 1e9:,.1f} GB of memory"
+    if done.returncode == OUT_OF_MEMORY:
+        raise ChildEnded(too_large)
     if done.returncode and b"Traceback" in done.stderr:
         raise RuntimeError(done.stderr.decode(errors="replace"))  # a bug of ours
     if done.returncode or not done.stdout:
         raise ChildEnded(f"{words} (exit status {done.returncode})")
     status, content = done.stdout[:1], done.stdout[1:]
     if status == _NO_MEMORY:
-        raise ChildEnded(f"it takes more than {max_bytes / 1e9:,.1f} GB of memory")
+        raise ChildEnded(too_large)
     if status != _RETURNED:
         name, _, text = os.fsdecode(content).partition("\n")
         raise error_named(name)(text)
@@ -201,11 +203,7 @@ def answer() -> None:
     os.dup2(2, 1)
     no_core_dump()
     parent, max_bytes, imports, function, arguments = pickle.load(sys.stdin.buffer)
-    if sys.platform == "linux":
-        # end this process when its parent ends, however that ends
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:  # it has ended already
-            os._exit(1)
+    end_with(parent)
     try:
         native.only_bindings = not imports
         native.load()
@@ -219,24 +217,3 @@ def answer() -> None:
         answer = _NO_MEMORY
     answers.write(answer)
     answers.flush()
-
-
-@contextmanager
-def limited_memory(max_bytes: int) -> Iterator[None]:
-    """Limit the memory that this process may allocate in the block, beyond what it has."""
-    try:
-        import resource
-    except ImportError:  # not on this operating system
-        yield
-        return
-    try:
-        in_use = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    except OSError:  # not Linux
-        in_use = 0
-    now, most = resource.getrlimit(resource.RLIMIT_DATA)
-    if now == resource.RLIM_INFINITY or now > in_use + max_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (in_use + max_bytes, most))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (now, most))

@@ -212,7 +212,7 @@ def _no_device(name: str, gpus: Sequence[str]) -> str:
 
 def _built_backends() -> list[str]:
     """Those of BACKENDS that take layers and that this process has a library of."""
-    beside = Path(native.import_llama_cpp().llama_cpp._lib._name).parent.glob("libggml-*.so")
+    beside = Path(native.import_llama_cpp().llama_cpp._lib._name).parent.glob("libggml-*.*")
     paths = [*beside, Path(os.environ.get("GGML_BACKEND_PATH", ""))]
     found = {path.name.removeprefix("libggml-").partition(".")[0] for path in paths}
     return sorted(found & BACKENDS.keys() - {"blas"})

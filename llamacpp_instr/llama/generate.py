@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.processes import limited_memory
 from llamacpp_instr.base.terminal import counted, notice
-from llamacpp_instr.llama.crashes import ChildEnded, call_in_child, limited_memory
+from llamacpp_instr.llama.crashes import ChildEnded, call_in_child
 from llamacpp_instr.llama.engine import CObject, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import Interrupt, captured
 

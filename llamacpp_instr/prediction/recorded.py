@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from llamacpp_instr.base.machine import read_joules
 from llamacpp_instr.base.system import drop_cached, temporary_directory
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.llama.devices import ON_CPU
@@ -143,7 +144,6 @@ TYPES_OF_LAYERS = (
 )  # fmt: skip
 """those that llama.cpp's common file types consist of"""
 MIXED = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
-POWERCAP = Path("/sys/class/powercap")
 
 
 @dataclass(frozen=True)
@@ -247,23 +247,6 @@ def record_runs(
                         context.api.llama_memory_seq_rm(context.memory, 0, run.past, -1)
                     context.decode([1] * run.tokens)
         gc.collect()
-
-
-def read_joules(folder: Path = POWERCAP) -> dict[str, tuple[float, float]]:
-    """The counter of each processor, and the value after which it begins again, in joules; empty if
-    the system has none, or none that this user may read: Linux's RAPL,
-    https://docs.kernel.org/power/powercap/powercap.html"""
-    found = {}
-    for zone in sorted(folder.glob("intel-rapl:*")):
-        if zone.name.count(":") > 1:  # a part of a processor, which is in its counter
-            continue
-        try:
-            counter = int((zone / "energy_uj").read_text()) / 1e6
-            most = int((zone / "max_energy_range_uj").read_text()) / 1e6
-        except (OSError, ValueError):
-            continue
-        found[zone.name] = counter, most
-    return found
 
 
 def joules_between(

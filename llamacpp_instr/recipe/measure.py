@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.machine import usable_cpus
 from llamacpp_instr.base.output import open_output
 from llamacpp_instr.base.system import cache_dir, temporary_directory
 from llamacpp_instr.base.terminal import OnProgress
@@ -45,7 +46,6 @@ from llamacpp_instr.lab.weights.measure import Job, WeightReader, work
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.llama.generate import tokenize
 from llamacpp_instr.llama.native import load
-from llamacpp_instr.llama.threads import usable_cpus
 from llamacpp_instr.model.file import ModelFile, Weight, load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.machine import cpu_frequencies, cpu_limit, machine_memory, usable_cpus
 from llamacpp_instr.base.output import check_output
 from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import OnProgress
@@ -26,10 +27,9 @@ from llamacpp_instr.converters.analyses.bench import OURS, Repetition
 from llamacpp_instr.converters.analyses.compare import short_names
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import Interrupt
-from llamacpp_instr.llama.threads import cpu_limit, default_threads, usable_cpus
+from llamacpp_instr.llama.threads import default_threads
 from llamacpp_instr.log.session import WARM_UP, Session, load_session
 from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.recording.memory.breakdown import machine_memory
 from llamacpp_instr.recording.memory.plan import check_memory, dry_context_log, in_a_child
 from llamacpp_instr.recording.session import Recording, fresh_log
 from llamacpp_instr.run.compare import (
@@ -245,9 +245,5 @@ def machine_facts() -> dict[str, tuple[str | float, Literal["text", "count", "nu
         facts["CPU limit of the container"] = limit, "number"
     if (memory := machine_memory()) is not None:
         facts["usable memory"] = memory, "bytes"
-    for what, name in (("governor", "scaling_governor"), ("frequency, kHz", "scaling_cur_freq")):
-        paths = Path("/sys/devices/system/cpu").glob(f"cpu[0-9]*/cpufreq/{name}")
-        with suppress(OSError):
-            if found := sorted({path.read_text().strip() for path in paths}):
-                facts[what] = " to ".join(dict.fromkeys((found[0], found[-1]))), "text"
+    facts |= {what: (text, "text") for what, text in cpu_frequencies().items()}
     return facts

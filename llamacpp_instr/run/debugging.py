@@ -333,10 +333,10 @@ def _serving(
 ) -> tuple[SharedRun, DebugServer]:
     """With a `model`, the page has a tab of its weights."""
     need("live")
+    from llamacpp_instr.base.machine import usable_cpus
     from llamacpp_instr.debugger.page.server import DebugServer, SharedRun
     from llamacpp_instr.lab.view.tensors import Tensors
     from llamacpp_instr.lab.weights.measure import WeightReader
-    from llamacpp_instr.llama.threads import usable_cpus
 
     for text in breakpoints:
         Breakpoint.parse(text)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from llamacpp_instr.base.errors import NativeError, UsageError
 from llamacpp_instr.base.patterns import regular_expression
+from llamacpp_instr.base.processes import awaited, linked_library, loaded_library, search_first
 from llamacpp_instr.base.terminal import notice
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.build.programs import PROGRAMS, find_program
@@ -151,53 +152,29 @@ def _run(
     program: str, command: Sequence[str], environment: dict[str, str]
 ) -> tuple[int, Path | None]:
     """Run the program; returns the status of `waitpid`, and the first libllama seen in it."""
-    awaited = {signal.SIGCHLD, *_FORWARDED}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     library = None
-    try:
-        child = os.posix_spawn(
-            program, list(command), environment,
-            setsigmask=mask,
-            # Python ignores these signals; a program expects the default
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
-        )  # fmt: skip
-        begin = time.monotonic()
-        while True:
-            look = min(_LOOK_S, 0.001 + (time.monotonic() - begin) / 10)
-            number, from_kernel = _wait_for_signal(awaited, look)
-            library = library or _find_library(child)
-            if number == signal.SIGCHLD:
-                pid, status = os.waitpid(child, os.WNOHANG)
-                if pid == child:
-                    return status, library
-            elif not from_kernel:
-                os.kill(child, number)
-            # the terminal has already sent its signals (Ctrl-C) to the child as well
-    except OSError as error:
-        raise UsageError(f"{program} cannot be run: {error.strerror}") from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _wait_for_signal(awaited: set[signal.Signals], seconds: float) -> tuple[int, bool]:
-    """The next signal's number, 0 if none came in time; whether the kernel, no process, sent it."""
-    if hasattr(signal, "sigtimedwait"):
-        info = signal.sigtimedwait(awaited, seconds)
-        return (info.si_signo, info.si_code > 0) if info else (0, True)
-    return signal.sigwait(awaited), False
-
-
-def _find_library(pid: int) -> Path | None:
-    """The libllama that a process, or one that it started, has loaded, if /proc shows that."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape")
-        if match := re.search(r"/(.*/)?libllama\.so[\w.]*$", maps, re.MULTILINE):
-            return Path(match[0])
-        tasks = Path(f"/proc/{pid}/task").glob("*/children")
-        children = [child for task in tasks for child in task.read_text().split()]
-    except OSError:  # it has ended
-        return None
-    return next((found for child in children if (found := _find_library(int(child)))), None)
+    with awaited([signal.SIGCHLD, *_FORWARDED]) as (mask, wait):
+        try:
+            child = os.posix_spawn(
+                program, list(command), environment,
+                setsigmask=mask,
+                # Python ignores these signals; a program expects the default
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            )  # fmt: skip
+            begin = time.monotonic()
+            while True:
+                look = min(_LOOK_S, 0.001 + (time.monotonic() - begin) / 10)
+                number, from_kernel = wait(look)
+                library = library or loaded_library(child, "libllama")
+                if number == signal.SIGCHLD:
+                    pid, status = os.waitpid(child, os.WNOHANG)
+                    if pid == child:
+                        return status, library
+                elif not from_kernel:
+                    os.kill(child, number)
+                # the terminal has already sent its signals (Ctrl-C) to the child as well
+        except OSError as error:
+            raise UsageError(f"{program} cannot be run: {error.strerror}") from None
 
 
 # Run by the command's interpreter; its arguments are the first entries of the search path. The
@@ -243,7 +220,7 @@ def patched_libraries(program: str) -> dict[str, str]:
     """The variable with which a program of llama.cpp's that was built elsewhere loads the patched
     libraries, which have the same sonames; empty for any other program. Raises `NativeError` if the
     program is of another commit."""
-    linked = _linked_library(program)
+    linked = linked_library(program, "libllama")
     if linked is None or is_instrumented(linked):
         return {}
     ours = native.load()
@@ -263,20 +240,7 @@ def patched_libraries(program: str) -> dict[str, str]:
             f"({pinned[:12]}); `instr build --programs` builds llama.cpp's programs with it"
         )
     notice(f"{program} runs with the libraries in {folder}")
-    paths = filter(None, [folder, os.environ.get("LD_LIBRARY_PATH")])
-    return {"LD_LIBRARY_PATH": os.pathsep.join(paths)}
-
-
-def _linked_library(program: str) -> Path | None:
-    """The libllama that a program is linked with, None if it is not."""
-    try:
-        listed = subprocess.run(
-            ["ldd", program], capture_output=True, text=True, errors="replace", check=False
-        ).stdout
-    except OSError:  # not Linux
-        return None
-    found = re.search(r"^\s*libllama\.so[\w.]* => (/.*) \(", listed, re.MULTILINE)
-    return Path(found[1]) if found else None
+    return search_first(folder)
 
 
 def is_instrumented(library: Path) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamacpp_instr.base.errors import NativeError, UsageError
+from llamacpp_instr.base.machine import machine_memory
 from llamacpp_instr.converters.analyses.memory import (
     ContextMemory,
     StoredModel,
@@ -18,7 +19,6 @@ from llamacpp_instr.llama.devices import ANYWHERE, Placement
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.session import Session
 from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.recording.memory.breakdown import machine_memory
 from llamacpp_instr.recording.memory.plan import (
     LoadError,
     most_layers,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from llamacpp_instr.base.machine import machine_memory
 from llamacpp_instr.converters.analyses.memory import (
     ContextMemory,
     StoredModel,
@@ -29,7 +30,6 @@ from llamacpp_instr.recording.memory.breakdown import (
     MemoryBreakdown,
     MemoryUse,
     Placement,
-    machine_memory,
 )
 from llamacpp_instr.recording.session import record
 from llamacpp_instr.report.report import shown

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.llama.threads import usable_cpus
+from llamacpp_instr.base.machine import usable_cpus
 from tests.programs.lint_native import Tree, configured, own_files, patched_files
 
 pytestmark = pytest.mark.native

@@ -38,8 +38,9 @@ extern "C" long attention_products() { return counted.exchange(0); }
 
 def counting_library() -> Path:
     """The library; it is built once for each source."""
+    from llamacpp_instr.base.machine import cpu_identity
     from llamacpp_instr.base.system import cache_dir
-    from llamacpp_instr.llama.build.wheel import cpu_identity, wheel_key
+    from llamacpp_instr.llama.build.wheel import wheel_key
     from tests.kit.native_kit import installed_library, locked, patched_tree
 
     cpu = patched_tree() / "ggml" / "src" / "ggml-cpu"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.base.machine import usable_cpus
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.wheel import ccache_environment, wheel_key
-from llamacpp_instr.llama.threads import usable_cpus
 from tests.kit.debian import unpack_newer
 from tests.kit.native_kit import installed_library, locked, patched_tree, with_cmake
 

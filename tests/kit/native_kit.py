@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llamacpp_instr.base.machine import cpu_identity, usable_cpus
 from llamacpp_instr.base.system import cache_dir, pip
 from llamacpp_instr.llama.build.log import BuildLog
 from llamacpp_instr.llama.build.source_tree import (
@@ -31,11 +32,9 @@ from llamacpp_instr.llama.build.source_tree import (
 )
 from llamacpp_instr.llama.build.wheel import (
     ccache_environment,
-    cpu_identity,
     wheel_inputs,
     wheel_key,
 )
-from llamacpp_instr.llama.threads import usable_cpus
 
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ROOT / "llamacpp_instr" / "data" / "demo.gguf"

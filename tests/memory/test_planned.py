@@ -12,13 +12,13 @@ import gguf
 import numpy as np
 import pytest
 
+from llamacpp_instr.base import machine
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama.crashes import ChildEnded
 from llamacpp_instr.llama.devices import ANYWHERE, Placement
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.recording.memory import breakdown as machine
 from llamacpp_instr.recording.memory import plan
 from llamacpp_instr.recording.memory.breakdown import MemoryBreakdown, read_breakdown
 from llamacpp_instr.recording.memory.plan import (

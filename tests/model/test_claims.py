@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.recording.memory import breakdown as machine_memory
+from llamacpp_instr.base import machine
 from llamacpp_instr.recording.memory.plan import MAX_CTX
 from tests.conftest import Instr, assert_refused
 from tests.kit.native_kit import ROOT
@@ -55,14 +55,14 @@ def test_a_context_that_the_machine_cannot_hold_is_refused(instr: Instr, tmp_pat
 def test_the_machines_memory_is_what_the_system_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_memory, "_LIMITS", ())
+    monkeypatch.setattr(machine, "_LIMITS", ())
     swaps = [line.split() for line in Path("/proc/swaps").read_text().splitlines()[1:]]
     swap = sum(int(columns[2]) << 10 for columns in swaps)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert machine_memory.machine_memory() == memory + swap
+    assert machine.machine_memory() == memory + swap
 
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine_memory, "_LIMITS", (limit, tmp_path / "of another version"))
+    monkeypatch.setattr(machine, "_LIMITS", (limit, tmp_path / "of another version"))
     for told, there in (("max\n", memory + swap), ("65536\n", 65536), (f"{1 << 63}\n", None)):
         limit.write_text(told)
-        assert machine_memory.machine_memory() == (there or memory + swap)
+        assert machine.machine_memory() == (there or memory + swap)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.base.machine import read_joules
 from llamacpp_instr.prediction import recorded as measure
 from llamacpp_instr.prediction.fit import Sample
-from llamacpp_instr.prediction.recorded import Recorded, Subject, joules_between, read_joules
+from llamacpp_instr.prediction.recorded import Recorded, Subject, joules_between
 from tests.kit.sketched_log import Sketch
 from tests.kit.steady_log import write
 

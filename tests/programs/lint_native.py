@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from llamacpp_instr.base.machine import usable_cpus
 from llamacpp_instr.llama.build.programs import CMAKE_ARGS
 from llamacpp_instr.llama.build.source_tree import (
     concerns_wheel,
@@ -28,7 +29,6 @@ from llamacpp_instr.llama.build.source_tree import (
     read_series,
 )
 from llamacpp_instr.llama.build.wheel import ccache_environment
-from llamacpp_instr.llama.threads import usable_cpus
 from tests.kit.native_kit import patched_tree
 
 SOURCES = (".c", ".cpp")

@@ -19,12 +19,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from io import RawIOBase
-from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from llamacpp_instr.base.errors import UsageError, reason
+from llamacpp_instr.base.processes import is_ours
 from llamacpp_instr.base.terminal import handled, notice
 from llamacpp_instr.debugger.dap.adapter import Adapter, Json, ProtocolError
 
@@ -124,7 +124,7 @@ def serve_tcp(make: MakeAdapter, port: int, ready: Callable[[int], None]) -> Non
         while True:
             connection, address = listener.accept()
             with connection, contextlib.suppress(ConnectionError):
-                if _is_ours(address, listener.getsockname()):
+                if is_ours(address, listener.getsockname()):
                     _serve_connection(connection, make)
                 else:
                     notice("a connection of another user was refused")
@@ -188,25 +188,6 @@ def _serve_connection(connection: socket.socket, make: MakeAdapter) -> None:
             notice(f"the connection was closed: {error}")
         finally:
             hang_up()
-
-
-def _is_ours(peer: tuple[str, int], own: tuple[str, int]) -> bool:
-    """Whether a connection comes from a process of our user, as Linux's table of sockets shows.
-    Other systems have no such table, and every connection counts as ours there."""
-    table = Path("/proc/net/tcp")
-    if not table.exists():
-        return True
-    ends = f"{_as_in_table(peer)} {_as_in_table(own)}"
-    for line in table.read_text().splitlines()[1:]:
-        fields = line.split()
-        if " ".join(fields[1:3]) == ends:
-            return int(fields[7]) == os.getuid()
-    return False
-
-
-def _as_in_table(address: tuple[str, int]) -> str:
-    number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
-    return f"{number:08X}:{address[1]:04X}"
 
 
 @contextlib.contextmanager

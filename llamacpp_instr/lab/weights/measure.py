@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from llamacpp_instr.base.errors import NativeError, UsageError, reason
+from llamacpp_instr.base.machine import usable_cpus
 from llamacpp_instr.base.patterns import name_matches
 from llamacpp_instr.base.terminal import OnProgress, first_names
 from llamacpp_instr.lab.weights.blocks import Bytes, Floats, no_tensor
@@ -37,7 +38,6 @@ from llamacpp_instr.lab.weights.figures import (
     sample_stride,
 )
 from llamacpp_instr.llama.native import load
-from llamacpp_instr.llama.threads import usable_cpus
 from llamacpp_instr.log.schema import Leaf
 from llamacpp_instr.model.file import ModelFile, Weight
 from llamacpp_instr.model.types import TYPES, GgmlType

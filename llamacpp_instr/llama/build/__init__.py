@@ -2,12 +2,16 @@
 
 import re
 
+from llamacpp_instr.base.machine import IS_MAC
+
+_BLAS = "Apple" if IS_MAC else "OpenBLAS"
 BACKENDS = {
-    "blas": ("-DGGML_BLAS=ON", "-DGGML_BLAS_VENDOR=OpenBLAS"),
+    "blas": ("-DGGML_BLAS=ON", f"-DGGML_BLAS_VENDOR={_BLAS}"),
     "cuda": ("-DGGML_CUDA=ON",),
     "vulkan": ("-DGGML_VULKAN=ON",),
 }
-"""backends of `instr build --backend`, and CMake's arguments for them"""
+"""backends of `instr build --backend`, and CMake's arguments for them; on macOS, BLAS and Metal are
+part of every build"""
 
 _LIBRARIES = {
     "libvulkan.so": "install Vulkan's loader (Debian, Ubuntu: apt install libvulkan1)",

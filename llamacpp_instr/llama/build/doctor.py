@@ -18,13 +18,13 @@ from typing import Any
 from llamacpp_instr import __version__
 from llamacpp_instr.base.cpus import cpu_name
 from llamacpp_instr.base.errors import InstrError
+from llamacpp_instr.base.machine import cpu_identity, untested, usable_cpus
 from llamacpp_instr.base.system import EXTRAS, is_installed, missing_modules, python
 from llamacpp_instr.llama.build import missing_library
 from llamacpp_instr.llama.build.programs import installed_programs
 from llamacpp_instr.llama.build.source_tree import patch_digest, patches_dir, read_upstream
 from llamacpp_instr.llama.build.wheel import compilers
 from llamacpp_instr.llama.native import ABI
-from llamacpp_instr.llama.threads import usable_cpus
 
 PROBE_SECONDS = 60
 
@@ -103,6 +103,8 @@ class Diagnosis:
     """module -> what it is needed for"""
     extras: dict[str, str]
     """extra that is not installed as a whole -> what needs it"""
+    untested: str
+    """what was never tested on a machine like this one"""
     problems: list[str]
     """one line each, ending with what to do; empty if recording works"""
 
@@ -143,6 +145,7 @@ def diagnose() -> Diagnosis:
         compiler=compilers()[1] or "",
         missing=missing,
         extras={extra: use for extra, (use, _) in EXTRAS.items() if missing_modules(extra)},
+        untested=untested(),
         problems=problems,
     )
 

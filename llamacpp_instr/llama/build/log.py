@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.base.machine import INSTALL_COMPILER
 
 # Patterns in a log, and what to do about them. The first that matches is the cause, so errors that
 # end a build come before those that pip only warns about and retries.
@@ -34,7 +35,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"No CMAKE_(?:C|CXX)_COMPILER could be found|is not able to compile a simple test program",
-        "no working C++ compiler was found; install one (Debian, Ubuntu: apt install g++)",
+        f"no working C++ compiler was found; install one ({INSTALL_COMPILER})",
     ),
     (
         r"Could NOT find Vulkan|provided by \"SPIRV-Headers\"",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from llamacpp_instr.base.errors import BuildError
+from llamacpp_instr.base.machine import cpu_identity, usable_cpus
 from llamacpp_instr.base.system import pip
 from llamacpp_instr.llama.build.log import BuildLog, BuildProgress
 from llamacpp_instr.llama.build.source_tree import (
@@ -30,14 +31,12 @@ from llamacpp_instr.llama.build.wheel import (
     CONSTRAINTS,
     PORTABLE_ARGS,
     ccache_environment,
-    cpu_identity,
     own_cache,
     require_tools,
     wheel_inputs,
     wheel_key,
     workplace,
 )
-from llamacpp_instr.llama.threads import usable_cpus
 
 PROGRAMS = (
     "llama-server", "llama-cli", "llama-bench", "llama-perplexity", "llama-imatrix",

@@ -29,6 +29,7 @@ from typing import TextIO
 from urllib.parse import unquote
 
 from llamacpp_instr.base.errors import BuildError, reason
+from llamacpp_instr.base.machine import INSTALL_COMPILER, cpu_identity, usable_cpus
 from llamacpp_instr.base.system import cache_dir, pip
 from llamacpp_instr.llama.build.log import BuildLog, BuildProgress
 from llamacpp_instr.llama.build.source_tree import (
@@ -42,7 +43,6 @@ from llamacpp_instr.llama.build.source_tree import (
     read_upstream,
     sha256_of,
 )
-from llamacpp_instr.llama.threads import usable_cpus
 
 # Compiles no kernel for this machine's CPU alone; ggml loads the best variant at run time.
 PORTABLE_ARGS = ("-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON")
@@ -269,7 +269,7 @@ def require_tools(*, compiler: bool = True) -> None:
         named = [f"{v}={os.environ[v]}" for v in ("CC", "CXX") if os.environ.get(v)]
         raise BuildError(
             "no C++ compiler found" + (f" with {' '.join(named)}" if named else "")
-            + "; install one (Debian, Ubuntu: apt install g++)"
+            + f"; install one ({INSTALL_COMPILER})"
         )  # fmt: skip
 
 
@@ -294,19 +294,6 @@ def wheel_inputs(
 def wheel_key(inputs: dict[str, object]) -> str:
     """16 hexadecimal digits over `wheel_inputs`."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def cpu_identity() -> list[str]:
-    """Model and features of this CPU, which `-march=native` depends on."""
-    found: dict[str, str] = {}
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            found.setdefault(key.strip(), value.strip())
-    except OSError:
-        return [platform.machine(), platform.processor()]
-    names = ("model name", "flags", "CPU implementer", "CPU part", "Features")
-    return [platform.machine(), *(found[name] for name in names if name in found)]
 
 
 def _compile(

@@ -6,9 +6,7 @@ be subtracted from each other.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -197,37 +195,3 @@ def _in_order(uses: list[MemoryUse]) -> list[MemoryUse]:
     kinds: tuple[Kind, ...] = ("weights", "cache", "compute")
     nonempty = [use for use in uses if use.n_bytes]
     return sorted(nonempty, key=lambda use: (kinds.index(use.kind), use.buffer))
-
-
-_LIMITS = (
-    "/sys/fs/cgroup/memory.max",  # version 2
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",  # version 1
-)
-
-
-def machine_memory() -> int | None:
-    """Bytes of memory and swap, or the container's memory limit if that is less; None if the
-    system does not report it.
-
-    A container sees its limit at the root of the cgroup file system:
-    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
-    """
-    try:
-        installed = _total(Path("/proc/meminfo").read_text())
-    except OSError:  # not Linux
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (AttributeError, ValueError, OSError):
-            return None
-    limits = [installed]
-    for name in _LIMITS:
-        with suppress(OSError, ValueError):  # no such group, or "max": no limit
-            limits.append(int(Path(name).read_text()) or installed)
-    return min(limits)
-
-
-def _total(meminfo: str) -> int:
-    """Bytes of memory and swap in Linux's /proc/meminfo."""
-    lines = dict(line.split(":", 1) for line in meminfo.splitlines())
-    # always in units of 1024 bytes, although it says kB
-    return sum(int(lines[name].split()[0]) << 10 for name in ("MemTotal", "SwapTotal"))

@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.base.machine import machine_memory
 from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import ChildEnded, Result, call_in_child
@@ -46,7 +47,6 @@ from llamacpp_instr.recording.memory.breakdown import (
     ContextSettings,
     MemoryBreakdown,
     is_plain,
-    machine_memory,
     mapped_bytes,
     read_breakdown,
 )
