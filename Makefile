@@ -1,7 +1,7 @@
 # make demo         build everything, record a session of the demo model, write its trace
 # make view         open that session in Perfetto's UI, without the network
 # make test         run the test suite in the same environment
-# make lint         run ruff and mypy
+# make lint         run ruff and mypy, for Linux and for macOS
 # make docs         build the pages of docs/ as a site in out/site; a dead link is an error
 #
 # make lint-native  check the recorder's C and C++ with llama.cpp's own warnings and with clang-tidy (installs it)
@@ -13,6 +13,8 @@
 # make test-cuda    compile the CUDA backend for two GPUs, and test what reads CUPTI with stand-ins; needs no GPU, installs
 #                   NVIDIA's compiler (1 GB)
 # make test-arm64   cross compile the library for arm64 and run the recorder's own tests with qemu; minutes
+# make test-macos   compile the recorder and what the patches change for macOS; installs Zig (400 MB). LINK=1 also links
+#                   the whole library and llama-server, without Metal and Accelerate; minutes
 # make test-edited  build the tree that `python -m tools.patches edit` made in EDITED, and test its library and its
 #                   llama-server, also of another release; with ccache if it is installed
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 20 minutes
@@ -57,13 +59,15 @@ PEERS := .venv-peers
 PEERS_INSTALLED := $(PEERS)/.installed
 CUDA := .venv-cuda
 CUDA_INSTALLED := $(CUDA)/.installed
+MACOS := .venv-macos
+MACOS_INSTALLED := $(MACOS)/.installed
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
 # drives a browser; without node the tests of the UI are skipped
 UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-arm64 test-devices test-cuda test-edited test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test image-arm64-test docker-test
+.PHONY: demo view test test-arm64 test-devices test-cuda test-macos test-edited test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test image-arm64-test docker-test
 .PHONY: load mutate mutate-native fuzz release pictures quantization bench ui-kit clean
 
 demo: native
@@ -90,6 +94,7 @@ test: native $(TEST_INSTALLED) $(UI_KIT)
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 docs: $(TEST_INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -129,6 +134,10 @@ test-arm64: native $(TEST_INSTALLED)
 
 test-cuda: native $(TEST_INSTALLED) $(CUDA_INSTALLED)
 	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/cuda_suite.py --durations=0 --durations-min=5
+
+test-macos: $(TEST_INSTALLED) $(MACOS_INSTALLED)
+	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/macos_suite.py $(if $(LINK),,-k "not intel and not link") \
+	    --durations=0 --durations-min=5
 
 # nothing is exported or installed: the tests find the library and the programs of that tree by their environment
 EDITED_BUILD = $(EDITED)-build
@@ -261,6 +270,11 @@ $(CUDA_INSTALLED):
 	$(CUDA)/bin/python -m pip install --quiet --no-deps "nvidia-cublas==13.*"
 	@touch $@
 
+$(MACOS_INSTALLED):
+	$(PYTHON) -m venv $(MACOS)
+	$(MACOS)/bin/python -m pip install --quiet "ziglang==0.17.*"
+	@touch $@
+
 # the oldest versions have wheels for Python 3.10 and 3.11
 $(OLDEST_INSTALLED): pyproject.toml tools/oldest.py
 	$(PYTHON) -m venv --clear $(OLDEST)
@@ -280,4 +294,4 @@ $(OLDEST_INSTALLED): pyproject.toml tools/oldest.py
 	$(PYTHON) -m venv .venv
 
 clean:
-	rm -rf .venv $(AUDIT) $(CUDA) $(OLDEST) $(PEERS) out
+	rm -rf .venv $(AUDIT) $(CUDA) $(MACOS) $(OLDEST) $(PEERS) out

@@ -30,7 +30,7 @@ from scipy.stats import quantile_test
 
 from benchmarks.diff_noise import neighbours
 from benchmarks.harness import arguments, scratch
-from llamacpp_instr.base.system import drop_cached
+from llamacpp_instr.base.machine import drop_cached
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions

@@ -211,14 +211,14 @@ def loaded_library(pid: int, name: str) -> Path | None:
 def linked_library(program: str, name: str) -> Path | None:
     """The library (`libllama`) that a program is linked with, None if it is not."""
     if sys.platform == "darwin":
-        about = _output_of("otool", "-L", program), _output_of("otool", "-l", program)
+        about = output_of("otool", "-L", program), output_of("otool", "-l", program)
         return next(filter(Path.exists, linked_on_macos(*about, program, name)), None)
-    listed = _output_of("ldd", program)
+    listed = output_of("ldd", program)
     found = re.search(rf"^\s*{name}\.so[\w.]* => (/.*) \(", listed, re.MULTILINE)
     return Path(found[1]) if found else None
 
 
-def _output_of(*command: str) -> str:
+def output_of(*command: str) -> str:
     """What a program of the system prints; empty without it."""
     try:
         return subprocess.run(

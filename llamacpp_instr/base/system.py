@@ -58,17 +58,6 @@ for _ in range(100):  # a process that still writes there may need a moment to e
 """
 
 
-def drop_cached(path: Path) -> None:
-    """Write a file to its disk and remove it from the page cache. Read again, it lies elsewhere in
-    memory, probably in larger pages: a model of 270 MB was decoded at 20.9 GB/s after it was
-    written, and at 27.4 after it was read again. Does nothing where the system cannot do so."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 @contextlib.contextmanager
 def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """A new directory in `parent`, by default in `place()`. It is removed when the block or this

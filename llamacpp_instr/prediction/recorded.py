@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llamacpp_instr.base.machine import read_joules
-from llamacpp_instr.base.system import drop_cached, temporary_directory
+from llamacpp_instr.base.machine import drop_cached, read_joules
+from llamacpp_instr.base.system import temporary_directory
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.llama.devices import ON_CPU
 from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContext

@@ -34,6 +34,26 @@ machdep.cpu.leaf7_features: RDWRFSGS TSC_THREAD_OFFSET BMI1 AVX2 SMEP BMI2
 """
 
 
+VM_STAT = """\
+Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                                    36722.
+Pages active:                                 400000.
+Pages inactive:                               370704.
+Pages speculative:                             27978.
+Pages throttled:                                   0.
+Pages wired down:                             600000.
+"Translation faults":                     1246341712.
+Pages occupied by compressor:                 500000.
+"""
+
+
+def test_a_macs_memory_is_free_where_nothing_was_used_for_long() -> None:
+    assert machine.parse_vm_stat(VM_STAT) == (36722 + 370704 + 27978) * 16384
+    intel = VM_STAT.replace("16384", "4096")
+    assert machine.parse_vm_stat(intel) == (36722 + 370704 + 27978) * 4096
+    assert machine.parse_vm_stat("") == 0
+
+
 @pytest.mark.parametrize(("text", "cores"), [(M1_PRO, 8), (INTEL, 2), ("", 0)])
 def test_threads_are_for_a_macs_fast_cores(text: str, cores: int) -> None:
     assert machine.performance_cores(machine.parse_sysctl(text)) == cores
@@ -61,8 +81,14 @@ def test_what_is_untested_is_said_where_the_tests_do_not_run() -> None:
     assert (machine.untested() == "") == tested
 
 
+def test_a_cpu_keeps_its_identity() -> None:
+    assert len(machine.cpu_identity()) > 1
+    assert machine.cpu_identity() == machine.cpu_identity()
+
+
 def test_memory_cores_and_cpus_of_this_machine() -> None:
     memory = machine.machine_memory()
     assert memory is not None
     assert memory > 1 << 28
+    assert 0 < machine.free_memory() <= memory
     assert 1 <= machine.usable_cores() <= machine.usable_cpus()

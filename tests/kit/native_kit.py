@@ -139,6 +139,11 @@ def mutable_build(sanitizer: str = "") -> MutableBuild:
     return MutableBuild(_root(work / "tree"), work / "build")
 
 
+def built_for(system: str, flags: Sequence[str], targets: Sequence[str]) -> Path:
+    """Directory of the patched libraries and programs for another system, as `flags` say."""
+    return _built(system, flags, targets, True)
+
+
 def installed_library() -> Path:
     """Directory of the patched libraries of this environment, or of those that are tested
     instead."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
-from llamacpp_instr.base.system import drop_cached
+from llamacpp_instr.base.machine import drop_cached
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction.recorded import (
     CONTEXT,

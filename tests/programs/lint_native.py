@@ -90,12 +90,13 @@ class Tree:
         return (done.stderr if failed else done.stdout).replace(f"{self.root}/", "")
 
 
-def configured(build: Path) -> Tree:
-    """The patched tree, configured in the empty directory `build`."""
+def configured(build: Path, flags: Sequence[str] = ()) -> Tree:
+    """The patched tree, configured in the empty directory `build` with further flags."""
     root = patched_tree()
     configure = [
         "cmake", "-G", "Ninja", "-S", str(root), "-B", str(build), *CMAKE_ARGS,
         "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", "-DLLAMA_FATAL_WARNINGS=ON", "-DGGML_CCACHE=OFF",
+        *flags,
     ]  # fmt: skip
     configure[0] = shutil.which("cmake", path=_search_path()) or "cmake"
     env = {**os.environ, "PATH": _search_path()}

@@ -36,6 +36,7 @@ import numpy as np
 
 from llamacpp_instr.base.cpus import cpu_name
 from llamacpp_instr.base.errors import NativeError, UsageError
+from llamacpp_instr.base.machine import free_memory
 from llamacpp_instr.base.terminal import OnProgress, progress_bar
 from llamacpp_instr.llama.native import POINTER, InitParams, Signatures, declare, load
 from llamacpp_instr.llama.threads import default_threads
@@ -180,7 +181,7 @@ def measure(on_progress: OnProgress) -> Probe:
     """Measures everything but what is implausible; `on_progress` gets figures done and in total."""
     (load_average, _, _) = os.getloadavg()
     counts = thread_counts()
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = free_memory()
     sizes = [n for n in SIZES if 4 * n * MIB <= free] or [SIZES[0]]
     total = len(counts) * (len(sizes) + len(TYPES_OF_WEIGHTS) * len(TOKENS) + 1)
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
