@@ -14,6 +14,7 @@
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/select.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -242,6 +243,24 @@ message_state & messages() {
     return *state;
 }
 
+// whether it takes something within a tenth of a second
+bool takes_text(int descriptor) {
+#ifdef __APPLE__
+    // poll(2) there: "does not support devices", and so no terminal
+    if (descriptor >= FD_SETSIZE) {
+        return false;
+    }
+    fd_set  set;
+    timeval patience = { 0, 100 * 1000 };
+    FD_ZERO(&set);
+    FD_SET(descriptor, &set);
+    return select(descriptor + 1, nullptr, &set, nullptr, &patience) > 0;
+#else
+    pollfd to = { descriptor, POLLOUT, 0 };
+    return poll(&to, 1, 100) > 0 && to.revents == POLLOUT;
+#endif
+}
+
 }  // namespace
 
 std::mutex & messages_mutex() {
@@ -259,10 +278,10 @@ void tell(const std::string & text) {
     const std::string line = "llama-instr: " + text + "\n";
     std::lock_guard<std::mutex> lock(m.mutex);
     const int kept = m.standard_error.get();
-    pollfd to = { kept >= 0 ? kept : STDERR_FILENO, POLLOUT, 0 };
+    const int to   = kept >= 0 ? kept : STDERR_FILENO;
     // no thread waits for a terminal or a pipe that takes nothing; one that is ready takes so much at once
-    if (poll(&to, 1, 100) > 0 && to.revents == POLLOUT) {
-        (void) !::write(to.fd, line.data(), std::min(line.size(), (size_t) PIPE_BUF));
+    if (takes_text(to)) {
+        (void) !::write(to, line.data(), std::min(line.size(), (size_t) PIPE_BUF));
     }
 }
 
