@@ -1,1 +1,1 @@
-"""What every room may use: errors, output, the terminal, child processes, extras."""
+"""What every room may use: errors, output, the terminal, the system, child processes, extras."""
