@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from llamacpp_instr.base.machine import IS_MAC, sysctl
+
 MAKERS: dict[int, str] = {
     0x41: "Arm", 0x42: "Broadcom", 0x43: "Cavium", 0x46: "Fujitsu", 0x48: "HiSilicon",
     0x4E: "NVIDIA", 0x50: "Applied Micro", 0x51: "Qualcomm", 0x53: "Samsung", 0x56: "Marvell",
@@ -51,6 +53,8 @@ PARTS: dict[int, dict[int, str]] = {
 
 def cpu_name() -> str:
     """This machine's processor, as `host.cpu` in a log; empty if the system does not report it."""
+    if IS_MAC:
+        return sysctl().get("machdep.cpu.brand_string", "")
     try:
         return name_of(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
     except OSError:

@@ -28,11 +28,12 @@ def untested() -> str:
     """What was never tested on a machine like this one; empty where the tests run."""
     if IS_MAC:
         return (
-            "macOS: nothing ever ran here; the recorder was only compiled, without Metal and "
+            "macOS: nothing ever ran here. The recorder was only compiled, without Metal and "
             "Accelerate, and the ops of Metal are not timed"
         )
     here = f"{platform.system()} on {platform.machine()}"
-    return "" if here == "Linux on x86_64" else f"{here}: the tests run on Linux on x86-64"
+    how = "only emulated" if here == "Linux on aarch64" else "nothing ever ran here"
+    return "" if here == "Linux on x86_64" else f"{here}: {how}"
 
 
 def usable_cpus() -> int:

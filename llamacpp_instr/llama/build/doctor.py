@@ -18,7 +18,7 @@ from typing import Any
 from llamacpp_instr import __version__
 from llamacpp_instr.base.cpus import cpu_name
 from llamacpp_instr.base.errors import InstrError
-from llamacpp_instr.base.machine import cpu_identity, untested, usable_cpus
+from llamacpp_instr.base.machine import untested, usable_cpus
 from llamacpp_instr.base.system import EXTRAS, is_installed, missing_modules, python
 from llamacpp_instr.llama.build import missing_library
 from llamacpp_instr.llama.build.programs import installed_programs

@@ -63,7 +63,11 @@ const char * ggml_instr_counter_name(void) {
 }
 
 double ggml_instr_tick_ns(void) {
-#if defined(__aarch64__)
+#if defined(__aarch64__) && defined(__APPLE__)
+    mach_timebase_info_data_t ns_per_tick;
+    mach_timebase_info(&ns_per_tick);
+    return (double) ns_per_tick.numer / ns_per_tick.denom;
+#elif defined(__aarch64__)
     uint64_t per_second;
     __asm__ volatile("mrs %0, cntfrq_el0" : "=r"(per_second));
     return per_second > 0 ? 1e9 / (double) per_second : 0;
