@@ -49,6 +49,7 @@ def test_subjects_have_names_of_their_own() -> None:
         assert not name.startswith("attention-") or name == f"attention-{length}"
 
 
+@pytest.mark.native
 def test_blocks_have_as_many_scales_as_those_of_real_models(tmp_path: Path) -> None:
     """SmolLM2-135M in Q8_0 has 540 to 1,080 in a tensor, in 148 to 276 lines of ggml's table."""
     model = write_random_layers(tmp_path / "a.gguf", Shape(576, 1536, 9, 3), ["Q8_0"] * 2)
@@ -59,6 +60,7 @@ def test_blocks_have_as_many_scales_as_those_of_real_models(tmp_path: Path) -> N
     assert 140 < len(np.unique(scales // 16)) < 280
 
 
+@pytest.mark.native
 def test_a_model_is_read_from_its_disk_and_not_from_what_was_just_written(tmp_path: Path) -> None:
     model = write_random_layers(tmp_path / "a.gguf", Shape(256, 768, 4, 2), ["F16"])
     if cached_pages(model):  # a file system in memory has nowhere else to read from
@@ -79,6 +81,7 @@ def cached_pages(path: Path) -> int:
         return sum(of & 1 for of in found)
 
 
+@pytest.mark.native
 def test_a_model_with_a_window_is_a_gemma(tmp_path: Path) -> None:
     shape = Shape(512, 1536, 2, 1, window=256, head=256)
     reader = GGUFReader(write_random_layers(tmp_path / "a.gguf", shape, ["F16"]))

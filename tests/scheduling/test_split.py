@@ -212,6 +212,7 @@ def test_a_part_waits_for_what_it_reads() -> None:
     assert [_stage_of(of, SCALED_NORM_PARTS) for of in need] == [0, 0, 0, 1]
 
 
+@pytest.mark.native
 def test_parts_are_timed_at_their_shape() -> None:
     from llamacpp_instr.prediction.probe.measure import time_parts
 

@@ -119,6 +119,7 @@ def test_a_name_that_the_file_cannot_have_is_refused(tmp_path: Path) -> None:
         assert "no array can have the name '__metadata__'" in done.output
 
 
+@pytest.mark.native
 def test_a_type_without_a_conversion_can_be_exported_raw(tmp_path: Path) -> None:
     tensors = {"t": ("Q8_K", random_rows("Q8_K", 2, 2))}
     model = load_model_file(write_blocks(tmp_path / "model.gguf", tensors))
