@@ -37,8 +37,10 @@ LOG_SCHEMA = "docs/reference/log.schema.json"
 TABLES = "docs/reference/tables.md"
 EXTRAS = "docs/reference/extras.md"
 EXAMPLES = ROOT / "tests/fixtures/every-event.log"
-MORE_EXAMPLES = tuple(EXAMPLES.with_name(name) for name in ("experts.log", "devices.log"))
-"""of a model with experts"""
+MORE_EXAMPLES = tuple(
+    EXAMPLES.with_name(name) for name in ("experts.log", "devices.log", "rpc.log")
+)
+"""of a model with experts, a device, a client"""
 
 _TABLES = """\
 # Tables
@@ -106,6 +108,8 @@ def render_header() -> str:
         f"#define LLAMA_INSTR_SCHEMA_VERSION {schema.SCHEMA_VERSION}",
         f"#define LLAMA_INSTR_FIRST_BYTES {json.dumps(schema.FIRST_BYTES.decode())}",
         f"#define LLAMA_INSTR_MAX_LINE {schema.MAX_LINE}",
+        f"#define LLAMA_INSTR_MAX_EXPERTS {schema.MAX_EXPERTS}",
+        f"#define LLAMA_INSTR_MOST {schema.MOST}",
         "",
         "// events, in the schema's order",
         *_defines("EV", names),

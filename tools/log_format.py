@@ -111,6 +111,8 @@ _TYPES = {
     "TotalNs": "int (ns)",
     "Time": "int (ns)",
     "Bytes": "int (bytes)",
+    "Offset": "int (ns)",
+    "OptionalNs": "int (ns)",
 }
 
 
@@ -128,7 +130,8 @@ def _type(text: str) -> str:
     text = re.sub(r"dict\[str, (.*)\]", r"object of \1", text).replace(" | ", " or ")
     for name, plain in _TYPES.items():
         text = re.sub(rf"\b{name}\b", plain, text)
-    text = re.sub(r"\b(Count|Ref|OptionalRef|Layer|Number|Fused|Expert|Uses)\b", "int", text)
+    plain_ints = "Count|Ref|OptionalRef|Layer|Number|Fused|Expert|Uses|RpcCommand"
+    text = re.sub(rf"\b({plain_ints})\b", "int", text)
     text = re.sub(r"\bstr\b", "string", text).replace("Any", "any")
     return re.sub(
         rf"\b({'|'.join(_PARTS)})\b", lambda part: f"[{part[1]}](#{part[1].lower()})", text

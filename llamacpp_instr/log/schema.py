@@ -9,7 +9,8 @@ that an op or a tensor belongs to no layer. Durations, counts and sizes are at l
 2**53, so every JSON reader keeps them exactly. `t` is below 2**62 (146 years). Ids (`model`, `ctx`,
 `graph`, `plan`, `step`, `compute`) count from 0 through all parts of a log and are below 2**31. All
 columns of an event have the same length. In `gap`/`dur` columns the i-th interval begins at
-`t + sum(gap[:i+1]) + sum(dur[:i])`. gap[0] is 0, and an absent `gap` means all zeros.
+`t + sum(gap[:i+1]) + sum(dur[:i])`. gap[0] is 0, and an absent `gap` means all zeros. The number of
+a `connection` counts in the process, also while nothing is recorded.
 
 Lifetimes: An event assigns an id once, before any other event names it. A reader keeps models
 until the log ends. It may forget a context once 256 others have been named after it, and a graph
@@ -17,8 +18,9 @@ and its plans once 64 other graphs of that context have been written or computed
 meets an older graph again, it writes it again with a new id. `experts`, `layers`, `ops`, `splits`
 and `tensor_stats` name the latest compute of a context; `ops` of a device may name one of the 64
 latest computes, of all contexts, with a split of another backend than the CPU. `compute` and
-`step_end` name an open step, but `kv` and `token` may name one that has ended. So a reader needs
-the same memory for a log of any size. Commands reject a log that names anything else.
+`step_end` name an open step, but `kv` and `token` may name one that has ended. `rpc` may name steps
+and computes that end in later lines, or never. So a reader needs the same memory for a log of any
+size. Commands reject a log that names anything else.
 """
 
 from __future__ import annotations
@@ -52,6 +54,14 @@ MAX_SEQUENCES = 256
 MAX_EXPERTS = 4096
 """of a node; llama.cpp allows 1024"""
 
+RPC_COMMANDS = (
+    "ALLOC_BUFFER", "GET_ALIGNMENT", "GET_MAX_SIZE", "BUFFER_GET_BASE", "FREE_BUFFER",
+    "BUFFER_CLEAR", "SET_TENSOR", "SET_TENSOR_HASH", "GET_TENSOR", "COPY_TENSOR", "GRAPH_COMPUTE",
+    "GET_DEVICE_MEMORY", "INIT_TENSOR", "GET_ALLOC_SIZE", "HELLO", "DEVICE_COUNT",
+    "GRAPH_RECOMPUTE", "MEMSET_TENSOR",
+)  # fmt: skip
+"""of ggml's RPC protocol, version 7, in the order of their codes (`rpc_cmd` in `ggml-rpc.cpp`)"""
+
 MOST = 2**53 - 1
 """the largest duration, count or size; durations of 104 days, sizes of 8 PiB"""
 LATEST = 2**62 - 1
@@ -67,6 +77,9 @@ OptionalRef = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """-1 for none"""
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Layer = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+OptionalNs = Annotated[int, Meta(ge=-1, le=MOST, description="nanoseconds")]
+"""-1 for none"""
+Offset = Annotated[int, Meta(ge=-LATEST, le=LATEST, description="nanoseconds")]
 Truth = Annotated[int, Meta(ge=0, le=1)]
 Fused = Annotated[int, Meta(ge=1, le=1000)]
 """nodes of one kernel; ggml fuses some dozens"""
@@ -77,6 +90,7 @@ Strides = Annotated[list[Bytes], Meta(max_length=4)]
 Sequences = Annotated[list[Int32], Meta(max_length=MAX_SEQUENCES)]
 Int32Words = Annotated[list[Int32], Meta(max_length=64)]
 """ggml allows 16"""
+RpcCommand = Annotated[int, Meta(ge=0, le=len(RPC_COMMANDS) - 1)]
 Expert = Annotated[int, Meta(ge=0, le=MAX_EXPERTS - 1)]
 Uses = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Meta(max_length=1000)]
@@ -470,11 +484,13 @@ class Graph(Event, kw_only=True):
     """
 
     graph: Ref
-    ctx: Ref
+    ctx: OptionalRef
+    """-1 for a graph that a client of an RPC server sent: graphs without a context are kept like
+    those of one context"""
     uid: Count
     """ggml's id of the graph in the process"""
-    source: Literal["decode", "encode", "memory_update", "reserve"]
-    """`reserve`: for a dry run; the graph was neither allocated nor computed"""
+    source: Literal["decode", "encode", "memory_update", "reserve", "rpc"]
+    """`reserve`: for a dry run; the graph was neither allocated nor computed. `rpc`: of a client"""
     why: Literal["first", "changed", "memory_update"]
     """`changed`: its parameters (tokens, outputs, cache size) prevented the reuse of the previous
     graph"""
@@ -596,11 +612,13 @@ class Compute(Event, kw_only=True):
 
     compute: Ref
     graph: Ref
-    ctx: Ref
+    ctx: OptionalRef
+    """-1 for a compute that a client of an RPC server asked for"""
     step: OptionalRef = -1
     """-1 outside a step"""
-    source: Literal["decode", "encode", "memory_update"]
+    source: Literal["decode", "encode", "memory_update", "rpc"]
     reused: bool
+    """`rpc`: the client asked for the graph that the server computed before (`GRAPH_RECOMPUTE`)"""
     n_tokens: Count = 0
     n_threads: Count
     apply: Ns = 0
@@ -674,9 +692,9 @@ class Device(Event, kw_only=True):
     name: Name
     """of its backend, as in a graph's `splits`"""
     description: Name
-    clock: Literal["calibrated", "bounded", "cupti"]
+    clock: Literal["calibrated", "bounded", "cupti", "joined"]
     """how its clock is joined with the log's: by the driver's calibration, by the submission and
-    the end of the wait, or by CUPTI"""
+    the end of the wait, by CUPTI, or by the commands of a connection (`instr merge`)"""
     tick: float
     """ns of one tick of the device's clock"""
     uncertainty: Ns
@@ -701,6 +719,95 @@ class Sync(Event, kw_only=True):
 
     ctx: Ref
     dur: Ns
+
+
+class Connection(Event, kw_only=True):
+    """A connection of ggml's RPC backend, one end of it being this process. Written before its
+    first `rpc` in each part of a log. `t` is when its HELLO was answered, or, in a part
+    that has no HELLO of it, when its first command there began."""
+
+    connection: Ref
+    side: Literal["client", "server"]
+    """of this process"""
+    local: Name
+    """address and port of this end"""
+    peer: Name
+    """address and port of the other end. Two logs have the same connection if these two are
+    exchanged, unless something between them translates addresses"""
+    endpoint: Name = ""
+    """of a client: the server as its user named it. A graph's `splits` name the devices of this
+    server `RPCn[endpoint]`, where n counts them on the server"""
+    id: Name | None = None
+    """of the server's log, if `instr merge` has joined it with this one; so are the next four"""
+    host: Host | None = None
+    """of the server"""
+    offset: Offset | None = None
+    """the server's clock minus the log's, when the connection begins"""
+    drift: float | None = None
+    """how much faster the server's clock runs; 0.00004 is 40 ppm"""
+    uncertainty: Ns | None = None
+    """by how much a time of the server may be wrong on the log's clock, at most"""
+
+
+class Rpc(Event, kw_only=True):
+    """Commands on a connection, in the order of the wire, which is that of both ends. Nothing is
+    sent for these numbers: each end counts.
+
+    The i-th command begins at `t` plus the earlier gaps and its own, and plus the durations of the
+    earlier commands: `send` and `wait` of a client; `receive`, `work` and `answer` of a server.
+    """
+
+    connection: Ref
+    first: Count
+    """number of the first of these commands on the connection; HELLO is 0"""
+    command: list[RpcCommand]
+    """codes of ggml's protocol: 6 SET_TENSOR, 8 GET_TENSOR, 9 COPY_TENSOR, 10 GRAPH_COMPUTE,
+    14 HELLO, 16 GRAPH_RECOMPUTE; `schema.RPC_COMMANDS` has all"""
+    request: list[Bytes]
+    """bytes on the wire, with the command and the size"""
+    reply: list[Bytes]
+    """bytes on the wire, with the size; 0 if the command has no reply"""
+    gap: list[Ns]
+    """since the end of the command before"""
+    queue: list[Ns] | None = None
+    """of a client: before the command began, its time in the queue of the connection"""
+    send: list[Ns] | None = None
+    """of a client: until the system had taken the request"""
+    wait: list[Ns] | None = None
+    """of a client: from then on, until the reply was complete; 0 if there is none"""
+    receive: list[Ns] | None = None
+    """of a server: from the first byte of the request until it was complete"""
+    work: list[Ns] | None = None
+    """of a server: from then on, until the command was done and a reply could be sent"""
+    answer: list[Ns] | None = None
+    """of a server: until the system had taken the reply; 0 if there is none"""
+    step: list[OptionalRef] | None = None
+    """of a client: the step that queued the command, -1: none. Absent: all -1"""
+    compute: list[OptionalRef] | None = None
+    """of a client: the compute that queued the command; of a server: the compute of this log that
+    the command asked for. Absent: all -1"""
+    split: list[OptionalRef] | None = None
+    """of a client: index into the `splits` of the compute's graph: the split that this command
+    computes, or for which it copies an input. Absent: all -1"""
+    arrive: list[Offset | None] | None = None
+    """of a client's log that is merged with the server's: from when the command began until its
+    first byte was at the server; null: the server's log lacks it. Below 0 within `uncertainty`. The
+    columns `receive`, `work` and `answer` are then the server's, too, and the next two"""
+    start: list[OptionalNs] | None = None
+    """from when the command was complete until the graph compute that it asked for, -1: none"""
+    run: list[OptionalNs] | None = None
+    """of that graph compute, -1: none"""
+
+
+class ConnectionEnd(Event, kw_only=True):
+    """A connection ended. Absent if the session ended before."""
+
+    connection: Ref
+    reason: Literal["closed", "peer", "failed"]
+    """`closed`: by this process; `peer`: by the other one, between two commands; `failed`: during a
+    command, because the other end has gone or the command could not be carried out"""
+    commands: Count
+    """that were completed, also those that no `rpc` has"""
 
 
 class Kv(Event, kw_only=True):
@@ -776,8 +883,8 @@ class TensorStats(Event, kw_only=True):
 AnyEvent = (
     SessionStart | SessionEnd | Machine | Mark | Note | Message
     | Model | Tensor | Context | Memory | Adapters | Graph | Plan
-    | StepBegin | StepEnd | Compute | Experts | Layers | Device | Ops | Splits | Sync | Kv | Token
-    | TensorStats
+    | StepBegin | StepEnd | Compute | Experts | Layers | Device | Ops | Splits | Sync
+    | Connection | Rpc | ConnectionEnd | Kv | Token | TensorStats
 )  # fmt: skip
 
 EVENTS: tuple[type[Event], ...] = AnyEvent.__args__
