@@ -21,10 +21,10 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.converters.exports import traced
 from llamacpp_instr.log import schema
+from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.timeline import layer_name, remember
 from llamacpp_instr.log.reader import EventReader, LogEnd
-from llamacpp_instr.log.session import kernel_times
 
 Int64 = NDArray[np.int64]
 

@@ -34,11 +34,11 @@ from llamacpp_instr.converters.exports.traced import (
     TracedPlan,
 )
 from llamacpp_instr.log import schema
+from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.ops import tensor
 from llamacpp_instr.log.graph.timeline import PlanTimeline, remember
 from llamacpp_instr.log.reader import EventReader
-from llamacpp_instr.log.session import kernel_times
 
 Int64 = NDArray[np.int64]
 Times = tuple[Int64, Int64]

@@ -19,6 +19,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log import schema
+from llamacpp_instr.log.calls import call_columns
+from llamacpp_instr.log.columns import Int64, kernel_times
 from llamacpp_instr.log.devices import n_executed
 from llamacpp_instr.log.graph.kernels import runs
 from llamacpp_instr.log.known import KnownCompute, KnownContext, KnownGraph, KnownPlan, KnownStep
@@ -26,7 +28,6 @@ from llamacpp_instr.log.reader import LogEnd, LogReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.runs import find_runs
 from llamacpp_instr.log.schema import event_name
-from llamacpp_instr.log.session import kernel_times
 
 MAX_FINDINGS = 10_000
 """in one log; a file with more errors is not a log"""
@@ -158,6 +159,8 @@ class _Checker:
         """by device: splits that it ran"""
         self._given: Counter[str] = Counter()
         """by device: splits whose kernels it gave"""
+        self._commands: dict[int, tuple[int, int]] = {}
+        """by open connection: the next number, and when its latest command ended"""
         # the method with the name of an event is its rule
         rules = {of: getattr(self, f"_{event_name(of)}", None) for of in schema.EVENTS}
         self._rules: dict[type[schema.Event], Callable[[Any], Iterator[str]] | None] = rules
@@ -458,6 +461,31 @@ class _Checker:
                 compute.waited = event.t + event.dur
                 yield from _waited(compute, compute.ends, known.event.compute)
 
+    # --- connections ---
+
+    def _rpc(self, event: schema.Rpc) -> Iterator[str]:
+        yield from _gap(event.gap)
+        connection = self._refs.connections[event.connection]
+        number, latest = self._commands.get(event.connection, (0, 0))
+        if event.first < number:
+            yield f"`first` is {event.first}, the connection's next command is {number}"
+        if event.t < latest:
+            yield f"begins {latest - event.t} ns before the connection's previous command ended"
+        of_client = event.send, event.wait
+        parts = (
+            of_client if connection.side == "client" else (event.receive, event.work, event.answer)
+        )
+        end = event.t + sum(event.gap) + sum(map(sum, (of for of in parts if of)))
+        self._commands[event.connection] = event.first + len(event.command), end
+        if event.arrive is not None:
+            slack = (connection.uncertainty or 0) + COUNTER_SLACK
+            yield from _against_time(call_columns(event, "client"), slack)
+
+    def _connection_end(self, event: schema.ConnectionEnd) -> Iterator[str]:
+        number, _ = self._commands.pop(event.connection, (0, 0))
+        if event.commands < number:
+            yield f"`commands` is {event.commands}, the connection has {number}"
+
     # --- the rest ---
 
     def _kv(self, event: schema.Kv) -> Iterator[str]:
@@ -506,6 +534,18 @@ class _Checker:
         if nodes and nodes.layer[event.node] != event.layer:
             layer = nodes.layer[event.node]
             yield f"node {event.node} has layer {event.layer}, in its graph {layer}"
+
+
+def _against_time(columns: dict[str, Int64], slack: int) -> Iterator[str]:
+    """Whether no command is there before it was sent, and no reply before it could be."""
+    known = columns["received"] >= 0
+    replied = known & (columns["answered"] >= 0)
+    for what, before, after, where in (
+        ("request", "sent", "received", known), ("reply", "done", "answered", replied),
+    ):  # fmt: skip
+        early = (columns[before] - columns[after])[where]
+        if len(early) and early.max() > slack:
+            yield f"a {what} is there {early.max()} ns before it was sent"
 
 
 def _gap(gap: list[int] | None) -> Iterator[str]:

@@ -1,8 +1,13 @@
-"""Whether the columns of an event fit each other, and its intervals the time."""
+"""The columns of an event: whether they fit each other and the time, and when its intervals are."""
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llamacpp_instr.log import schema
+
+Int64 = NDArray[np.int64]
 
 
 def sequence_problems(event: schema.StepBegin) -> list[str]:
@@ -32,3 +37,42 @@ def interval_problems(
     if sum(event.gap or (), sum(event.dur)) > schema.LATEST:
         problems.append("an impossible time")
     return problems
+
+
+_CLIENTS, _SERVERS = ("queue", "send", "wait"), ("receive", "work", "answer")
+_MERGED = (*_SERVERS, "arrive", "start", "run")
+
+
+def call_problems(event: schema.Rpc, side: str) -> list[str]:
+    """Why the commands of one end of a connection are invalid, one message each."""
+    columns = {name: getattr(event, name) for name in event.__struct_fields__[3:]}
+    needed: tuple[str, ...] = _CLIENTS if side == "client" else _SERVERS
+    if side == "client" and event.arrive is not None:
+        needed += _MERGED
+    problems = [f"column `{name}` is missing" for name in needed if columns[name] is None]
+    others = {*_CLIENTS, *_MERGED, "step", "split"}.difference(needed)
+    if side == "client":
+        others -= {"step", "split"}
+    found = [name for name in columns if name in others and columns[name] is not None]
+    problems += [f"column `{name}` is not of a {side}" for name in found]
+    n = len(event.command)
+    problems += _of_other_length(columns, n, "command")
+    times = [columns[name] or () for name in ("gap", *needed)]
+    if sum(abs(ns or 0) for of in times for ns in of) > schema.LATEST:
+        problems.append("an impossible time")
+    return problems
+
+
+def interval_columns(
+    event: schema.Ops | schema.Layers | schema.Splits,
+) -> tuple[Int64 | None, Int64]:
+    """The `gap` (None if absent) and the `dur` of the intervals of a whole event (`resolve`)."""
+    gap = None if event.gap is None else np.array(event.gap, np.int64)
+    return gap, np.array(event.dur, np.int64)
+
+
+def kernel_times(event: schema.Ops | schema.Layers) -> tuple[Int64, Int64]:
+    """Begin and end of each kernel or layer, in ns."""
+    gap, dur = interval_columns(event)
+    end = event.t + np.cumsum(dur if gap is None else gap + dur)
+    return end - dur, end

@@ -41,6 +41,19 @@ class KnownContext:
         self.batches = Batches(self.event.n_batch)
 
 
+def clients_context() -> KnownContext:
+    """What the graphs and computes belong to that clients of an RPC server asked for."""
+    model = schema.Model(
+        t=0, model=0, path="", arch="", params=0, bytes=0, ftype="", hparams={}, dur=0, n_tensors=0
+    )
+    context = schema.Context(
+        t=0, ctx=0, model=0, n_ctx=0, n_ctx_seq=0, n_batch=0, n_ubatch=0, n_seq_max=0, n_threads=0,
+        n_threads_batch=0, type_k="", type_v="", flash_attn=False, causal=False, embeddings=False,
+        kv_unified=False, offload_kqv=False, backends=[],
+    )  # fmt: skip
+    return KnownContext(context, KnownModel(model))
+
+
 @dataclass(eq=False)
 class KnownGraph:
     """A graph that can be named."""

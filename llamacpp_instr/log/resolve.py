@@ -21,7 +21,7 @@ from msgspec import structs
 
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import schema
-from llamacpp_instr.log.columns import interval_problems, sequence_problems
+from llamacpp_instr.log.columns import call_problems, interval_problems, sequence_problems
 from llamacpp_instr.log.devices import RUNS_KEPT, device_ops_problems
 from llamacpp_instr.log.graph.experts import Used, experts_problems
 from llamacpp_instr.log.graph.kernels import (
@@ -38,6 +38,7 @@ from llamacpp_instr.log.known import (
     KnownModel,
     KnownPlan,
     KnownStep,
+    clients_context,
 )
 from llamacpp_instr.log.numbers import Numbers
 from llamacpp_instr.log.reader import EventReader
@@ -88,6 +89,9 @@ class Resolver:
         """the latest computes with a part that a device may run behind the caller"""
         self.devices: dict[str, schema.Device] = {}
         """the latest event of each device, by name"""
+        self.connections: dict[int, schema.Connection] = {}
+        """begun and not ended"""
+        self._of_clients = clients_context()
         self._first_compute: int | None = None
         self._part = 1
         self.open_steps: dict[int, KnownStep] = {}
@@ -191,8 +195,19 @@ class Resolver:
             return False
         return self._first_compute is None or event.compute < self._first_compute
 
+    @property
+    def awaits_devices(self) -> bool:
+        """Whether kernels of a device are still to come, as far as is known."""
+        return any(
+            device in self.devices and split not in of.given
+            for of in self.behind.values()
+            for split, device in of.graph.device_splits.items()
+        )
+
     def step_of(self, event: schema.Event) -> int:
-        """The step that the latest event belongs to, -1 for none."""
+        """The step that the latest event belongs to, -1 for none, or for several."""
+        if isinstance(event, schema.Rpc):
+            return -1
         step: int | None = getattr(event, "step", None)
         if step is None:
             number = getattr(event, "compute", -1)
@@ -258,8 +273,7 @@ class Resolver:
         if event.graph in self._given["graph"]:
             yield f"graph {event.graph} was given before"
             return
-        if event.ctx not in self.contexts:
-            yield self._missing("context", event.ctx)
+        yield from self._known("context", event.ctx)
         known = self._weights(event.ctx)
         unknown = (of.tensor for of in event.leafs if is_weight(of) and of.tensor not in known)
         if (missing := next(unknown, None)) is not None:
@@ -369,7 +383,7 @@ class Resolver:
             del self.computes[context.compute.event.compute]
         self.graph = graph
         ubatch = None
-        if self.masks:
+        if self.masks and event.ctx >= 0:
             ubatch = context.caches.compute(event, self.step.event if self.step else None)
         made = KnownCompute(event, graph, ubatch, self.step)
         self.compute = context.compute = self.computes[event.compute] = made
@@ -430,6 +444,30 @@ class Resolver:
     def _take_device(self, _line: int, event: schema.Device) -> None:
         self.devices[event.name] = event
 
+    def _check_connection(self, event: schema.Connection) -> Iterator[str]:
+        if event.connection in self._given["connection"]:
+            yield f"connection {event.connection} was given before"
+
+    def _take_connection(self, _line: int, event: schema.Connection) -> None:
+        if self._given["connection"].add(event.connection):
+            self.connections[event.connection] = event
+
+    def _check_rpc(self, event: schema.Rpc) -> Iterator[str]:
+        if (connection := self.connections.get(event.connection)) is not None:
+            yield from call_problems(event, connection.side)
+        elif event.connection in self._given["connection"]:
+            yield f"connection {event.connection} has ended"
+        else:
+            yield f"connection {event.connection} was never given"
+
+    def _check_connection_end(self, event: schema.ConnectionEnd) -> Iterator[str]:
+        if event.connection not in self.connections:
+            over = event.connection in self._given["connection"]
+            yield f"connection {event.connection} {'has ended' if over else 'was never given'}"
+
+    def _take_connection_end(self, _line: int, event: schema.ConnectionEnd) -> None:
+        self.connections.pop(event.connection, None)
+
     def _check_splits(self, event: schema.Splits) -> Iterator[str]:
         columns = {"split": event.split, "gap": event.gap, "asynchronous": event.asynchronous}
         yield from interval_problems(event, **columns)
@@ -486,6 +524,9 @@ class Resolver:
 
     def _named(self, ctx: int) -> KnownContext | None:
         """The context, which is now the one that was named last."""
+        if ctx == -1:
+            self.context = self._of_clients
+            return self.context
         context = self.contexts.pop(ctx, None)
         if context is not None:
             self.context = self.contexts[ctx] = context
@@ -507,7 +548,9 @@ class Resolver:
 
     def _known(self, what: str, number: int) -> Sequence[str]:
         """Why a model, context, graph, plan or compute cannot be named, if so."""
-        return () if number in self._nameable[what] else (self._missing(what, number),)
+        if number in self._nameable[what] or (number == -1 and what == "context"):
+            return ()
+        return (self._missing(what, number),)
 
 
 _GRAPHS = schema.GRAPHS_KEPT

@@ -164,7 +164,7 @@ class Joiner:
         self._part = 0
         self._go_on: Container[int] = ()
         self._given: defaultdict[str, Numbers] = defaultdict(Numbers)
-        """models, contexts and marks"""
+        """models, contexts, connections and marks"""
         self._repeated: set[int] = set()
         """models whose tensors the part repeats"""
         self._tokens: Counter[int] = Counter()
@@ -203,6 +203,8 @@ class Joiner:
             return event.model not in self._repeated
         elif isinstance(event, schema.Context):
             return self._given["ctx"].add(event.ctx)
+        elif isinstance(event, schema.Connection):
+            return self._given["connection"].add(event.connection)
         elif isinstance(event, schema.Token):
             event.index += self._earlier[event.ctx]
             self._tokens[event.ctx] = event.index + 1

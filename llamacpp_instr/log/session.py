@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.base.terminal import OnProgress
 from llamacpp_instr.log import schema
+from llamacpp_instr.log.calls import CallsCollector
 from llamacpp_instr.log.experts import ExpertsCollector, ExpertUses
 from llamacpp_instr.log.graph.attention import Ubatch
 from llamacpp_instr.log.graph.kernels import Kernels, Work, plan_kernels
@@ -107,19 +108,6 @@ class Columns:
             else np.frombuffer(self._columns[name], types[kind])
             for name, kind in self._kinds.items()
         })  # fmt: skip
-
-
-def interval_columns(event: Ops | Layers | Splits) -> tuple[Int64 | None, Int64]:
-    """The `gap` (None if absent) and the `dur` of the intervals of a whole event (`resolve`)."""
-    gap = None if event.gap is None else np.array(event.gap, np.int64)
-    return gap, np.array(event.dur, np.int64)
-
-
-def kernel_times(event: Ops | Layers) -> tuple[Int64, Int64]:
-    """Begin and end of each kernel or layer, in ns."""
-    gap, dur = interval_columns(event)
-    end = event.t + np.cumsum(dur if gap is None else gap + dur)
-    return end - dur, end
 
 
 Matrix = NDArray[np.int32] | NDArray[np.int64]
@@ -326,6 +314,10 @@ class Session:
     """begun and not ended"""
     ubatches: dict[int, Ubatch]
     """what is known of each compute"""
+    calls: Table
+    """the commands of connections, with the columns `calls.CALLS`; those of one in their order"""
+    connections: dict[int, schema.Connection]
+    connections_ended: dict[int, schema.ConnectionEnd]
     _kernels: dict[int, Kernels] = field(default_factory=dict)
 
     @property
@@ -411,7 +403,7 @@ def load_parts(
             and type(event) is schema.StepBegin
             and len(refs.open_steps) == 1
             and all(mark.name != WARM_UP for _, mark in refs.open_marks.values())
-            and (loader.n_rows >= 2 * part_rows or not _is_due(refs))
+            and (loader.n_rows >= 2 * part_rows or not refs.awaits_devices)
         ):
             yield loader.session(reader.path, LogEnd("unclosed", line - 1, 0, 0), [])
             loader.begin_part()
@@ -420,15 +412,6 @@ def load_parts(
     for _, mark in refs.open_marks.values():
         loader.tables["marks"].add((mark.mark, mark.name, mark.t, -1, mark.thread, mark.seq))
     yield loader.session(run.name, reader.end, list(refs.open_steps.values()))
-
-
-def _is_due(refs: Resolver) -> bool:
-    """Whether kernels of a device are still to come, as far as is known."""
-    return any(
-        device in refs.devices and split not in of.given
-        for of in refs.behind.values()
-        for split, device in of.graph.device_splits.items()
-    )
 
 
 _STEP_BEGIN = ("step", "ctx", "n_tokens", "n_outputs", "n_seqs", "pos", "thread")
@@ -472,7 +455,9 @@ class _Loader:
         }
         for plan in self.impossible:
             self.facts["plans"].pop(plan, None)
-        self.facts["ubatches"] = {}
+        self.facts |= {
+            "ubatches": {}, "connections": dict(self.refs.connections), "connections_ended": {},
+        }  # fmt: skip
         self._ubatches: dict[Ubatch | None, Ubatch | None] = {}
         """each once, as many of a long session are equal"""
         self.tables = {
@@ -485,6 +470,7 @@ class _Loader:
         self.lists: dict[str, Any] = {name: [] for name in _LISTS}
         self.timings = {name: TimingsCollector() for name in ("ops", "layers", "splits")}
         self.experts = ExpertsCollector()
+        self.calls = CallsCollector()
         self.n_rows = 0
         self._takers: dict[type[schema.Event], Callable[[Any], None]] = {
             **{event: self.tables[name].add_event for name, event in _TABLES.items()},
@@ -501,6 +487,11 @@ class _Loader:
             schema.Layers: self._layers,
             schema.Splits: self.timings["splits"].add,
             schema.Mark: self._mark,
+            schema.Connection: lambda of: setitem(self.facts["connections"], of.connection, of),
+            schema.ConnectionEnd: lambda of: setitem(
+                self.facts["connections_ended"], of.connection, of
+            ),
+            schema.Rpc: self._rpc,
         }
         if not self.computes:
             for of in (schema.Compute, schema.Experts, schema.Kv, schema.Layers, schema.Splits):
@@ -513,6 +504,8 @@ class _Loader:
             return self.refs.models[event.model].event.dry
         if isinstance(event, schema.Plan):
             event = self.refs.graphs[event.graph].event
+        if isinstance(event, schema.Graph) and event.ctx < 0:
+            return False
         if isinstance(event, schema.Context | schema.Graph | schema.Memory | schema.Adapters):
             return self.refs.contexts[event.ctx].model.event.dry
         return False
@@ -530,6 +523,7 @@ class _Loader:
         columns["ops"] = [of for of in every if not of.device]
         columns["device_ops"] = [of for of in every if of.device]
         columns["experts"] = self.experts.uses()
+        columns["calls"] = Table(self.calls.columns())
         columns["steps"] = with_result_times(columns["steps"], columns["syncs"])
         return Session(
             path=path,
@@ -587,6 +581,10 @@ class _Loader:
             self.tables["threads"].add((event.compute, event.thread, len(event.dur), *times))
         if event.device or event.thread == 0 or self.every_thread:
             self.timings["ops"].add(event)
+
+    def _rpc(self, event: schema.Rpc) -> None:
+        self.n_rows += len(event.command)
+        self.calls.add(event, self.refs.connections[event.connection].side)
 
     def _layers(self, event: schema.Layers) -> None:
         self.n_rows += len(event.dur)

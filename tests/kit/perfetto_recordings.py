@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 
 from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.graph.kernels import runs
-from llamacpp_instr.log.session import kernel_times
 from tests.kit.made_log import encode, make_log
 from tests.kit.native_kit import DEMO, ROOT, random_models, run_probe
 

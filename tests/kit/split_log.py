@@ -61,6 +61,8 @@ class _Given:
         self.counts: Counter[str] = Counter()
 
     def step_of(self, event: s.Event) -> int | None:
+        if isinstance(event, s.Rpc):  # of several
+            return None
         compute = self.computes.get(getattr(event, "compute", -1))
         step: int = compute.step if compute else getattr(event, "step", -1)
         return step if step >= 0 else None

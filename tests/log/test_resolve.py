@@ -25,8 +25,8 @@ LOGS = [
     *(encode(make_log(Random(i).randint, 2, level)) for i, level in enumerate(s.LEVELS)),
 ]
 NOT_WHOLE = re.compile(
-    r"^\w+: ((model|context|graph|plan|step|compute|mark) \d+ "
-    r"(was never|was given|was ended|is over|never began|ends and)"
+    r"^\w+: ((model|context|graph|plan|step|compute|mark|connection) \d+ "
+    r"(was never|was given|was ended|has ended|is over|never began|ends and)"
     r"|tensor \d+ of model \d+ was given|of context|occurs a second time"
     r"|graph \d+ was given without|plan \d+ is of graph|\d+ kernels, plan|split \d+, the graph"
     r"|node \d+ of graph)"

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
-from llamacpp_instr.log.columns import interval_problems, sequence_problems
+from llamacpp_instr.log.columns import interval_problems, kernel_times, sequence_problems
 from llamacpp_instr.log.numbers import Numbers
 from llamacpp_instr.log.runs import Run, find_runs
 from llamacpp_instr.log.schema import (
@@ -26,7 +26,6 @@ from llamacpp_instr.log.schema import (
 from llamacpp_instr.log.session import (
     WAITED,
     Table,
-    kernel_times,
     with_result_times,
 )
 from llamacpp_instr.log.steps import LatestSteps, counted_steps, step_rows, steps_inside

@@ -23,10 +23,10 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.converters.exports.perfetto.packets import BEGIN, Packets, closing, event_packet
 from llamacpp_instr.converters.exports.traced import TEMPLATES, Span, layer_spans, spans_of_thread
+from llamacpp_instr.log.columns import interval_columns
 from llamacpp_instr.log.graph.kernels import KernelWork
 from llamacpp_instr.log.graph.timeline import PlanTimeline, Selection, layer_name
 from llamacpp_instr.log.schema import Layers, Ops
-from llamacpp_instr.log.session import interval_columns
 
 Int64 = NDArray[np.int64]
 
