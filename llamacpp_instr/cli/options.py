@@ -230,7 +230,11 @@ def _context(**given: Any) -> Any:
 
 
 def _placement(
-    device: str | None, tensor_split: str | None, override_tensor: Sequence[str], **given: Any
+    device: str | None,
+    tensor_split: str | None,
+    override_tensor: Sequence[str],
+    rpc: str | None,
+    **given: Any,
 ) -> Any:
     from llamacpp_instr.llama.devices import Placement
 
@@ -241,9 +245,11 @@ def _placement(
     if any(not 0 <= share < float("inf") for share in shares) or (shares and not any(shares)):
         raise UsageError(f"--tensor-split {tensor_split} is not a list of shares, such as 3,1")
     names = tuple(name for name in (device or "").split(",") if name)
+    servers = tuple(dict.fromkeys(server for server in (rpc or "").split(",") if server))
     return Placement(
-        device=names, tensor_split=shares, override_tensor=tuple(override_tensor), **given
-    )
+        device=names, tensor_split=shares, override_tensor=tuple(override_tensor), rpc=servers,
+        **given,
+    )  # fmt: skip
 
 
 def _adapters(values: Sequence[str]) -> list[Any]:
@@ -301,6 +307,7 @@ PLACEMENT = gathered(
         "PATTERN=BUFFER",
         multiple=True,
     ),
+    rpc=option("RPC servers, whose devices are added to this machine's.", "HOST:PORT,…"),
 )
 """which parts of a model go to which device, as `Placement`"""
 

@@ -72,7 +72,12 @@ def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
             os._exit(status)
 
     def on_abort(message: bytes) -> None:
-        end(last_line(message))
+        words = b""
+        if b"Remote RPC server" in message and hasattr(lib, "llama_instr_error"):
+            # ggml does not say which; the recorder knows that of this thread's connection
+            lib.llama_instr_error.restype = ctypes.c_char_p
+            words = lib.llama_instr_error()
+        end(last_line(words or message))
 
     def on_signal(number: int) -> None:
         end((readers and last_line(os.read(readers[0], 1 << 16))) or signal.Signals(number).name)

@@ -17,6 +17,7 @@ from typing import Any
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.build import BACKENDS
+from llamacpp_instr.llama.rpc import add_servers
 
 KINDS = ("cpu", "gpu", "igpu", "accel", "meta")
 """`enum ggml_backend_dev_type`"""
@@ -25,6 +26,7 @@ TIMED = {
     "BLAS": "every op",
     "CPU": "every op",
     "CUDA": "every op, by CUPTI; the timing has never run on a GPU",
+    "RPC": "every command to the server; its ops are in a log of its own",
     "Vulkan": "every op, by the device's time stamps",
 }
 """by backend: what a log has of its work"""
@@ -125,11 +127,14 @@ class Placement:
     """shares of the devices"""
     override_tensor: Sequence[str] = ()
     """PATTERN=BUFFER: tensors whose names match the regular expression"""
+    rpc: Sequence[str] = ()
+    """HOST:PORT of RPC servers, whose devices are added"""
 
     def check(self) -> None:
         """Raise `UsageError` for devices that this process does not have."""
         if self == ANYWHERE:
             return
+        add_servers(self.rpc)
         there = devices()
         gpus = [of.name for of in there if of.takes_layers]
         for name in self._names():
@@ -148,6 +153,7 @@ class Placement:
         """Fields of `llama_model_params`. What they point to must live as long as the model."""
         if self == ANYWHERE:
             return {}
+        add_servers(self.rpc)
         there = devices()
         found: dict[str, object] = {}
         if self.gpu_layers is not None:
@@ -199,13 +205,15 @@ def _no_device(name: str, gpus: Sequence[str]) -> str:
     """Why a device is not there, and what to do."""
     backend = re.sub(r"\d+$", "", name).lower()
     is_built = any(of.lower().startswith(backend) for of in gpus)
+    if backend == "rpc" and not is_built:
+        return "there is no such device; --rpc HOST:PORT names its server"
     if gpus and (is_built or backend not in BACKENDS):
         return f"there is no such device, only {', '.join(gpus)}; see `instr doctor`"
     if backend in (built := _built_backends()):
         return f"{backend} is built and finds no such device here; see `instr doctor`"
     if not backend and built:
         return f"{' and '.join(built)} finds no device here; see `instr doctor`"
-    named = [backend] if backend in BACKENDS and backend != "blas" else ["vulkan", "cuda"]
+    named = [backend] if backend in ("vulkan", "cuda") else ["vulkan", "cuda"]
     builds = " or ".join(f"`instr build --backend {of}`" for of in named)
     return f"there is no such device; run {builds}, and see `instr doctor`"
 
@@ -215,4 +223,4 @@ def _built_backends() -> list[str]:
     beside = Path(native.import_llama_cpp().llama_cpp._lib._name).parent.glob("libggml-*.*")
     paths = [*beside, Path(os.environ.get("GGML_BACKEND_PATH", ""))]
     found = {path.name.removeprefix("libggml-").partition(".")[0] for path in paths}
-    return sorted(found & BACKENDS.keys() - {"blas"})
+    return sorted(found & BACKENDS.keys() - {"blas", "rpc"})

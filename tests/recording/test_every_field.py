@@ -42,6 +42,18 @@ CHECKS = {
         "the_memory_of_a_device_is_what_llama_cpp_prints": """memory: devices;
             memory.buffers: device; memory.devices: device total free""",
     },
+    "rpc": {
+        "both_ends_have_the_same_commands": """connection: t connection side local peer;
+            rpc: t connection first command request reply gap queue send wait receive;
+            rpc: work answer; connection_end: t connection reason commands""",
+        "every_op_is_in_one_log_once": "connection: endpoint; rpc: compute",
+        "a_command_names_what_queued_it": "rpc: step split",
+    },
+    "rpc_merge": {
+        "a_clock_an_hour_ahead_is_known_within_the_stated_bound": """connection: id host offset
+            drift uncertainty; connection.host: cpu features cores memory os""",
+        "the_commands_have_the_times_of_both_ends": "rpc: arrive start run",
+    },
     "adapters": {
         "the_adapters_of_a_context_are_those_that_were_set": """adapters: t ctx adapters;
             adapters.adapters: file name rank n_weights bytes alpha scale""",

@@ -8,6 +8,7 @@ _BLAS = "Apple" if IS_MAC else "OpenBLAS"
 BACKENDS = {
     "blas": ("-DGGML_BLAS=ON", f"-DGGML_BLAS_VENDOR={_BLAS}"),
     "cuda": ("-DGGML_CUDA=ON",),
+    "rpc": ("-DGGML_RPC=ON",),
     "vulkan": ("-DGGML_VULKAN=ON",),
 }
 """backends of `instr build --backend`, and CMake's arguments for them; on macOS, BLAS and Metal are

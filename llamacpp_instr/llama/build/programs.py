@@ -40,7 +40,7 @@ from llamacpp_instr.llama.build.wheel import (
 
 PROGRAMS = (
     "llama-server", "llama-cli", "llama-bench", "llama-perplexity", "llama-imatrix",
-    "llama-batched-bench", "llama-speculative-simple",
+    "llama-batched-bench", "llama-speculative-simple", "ggml-rpc-server",
 )  # fmt: skip
 # the page of llama-server and OpenSSL would have to be fetched
 CMAKE_ARGS = (
@@ -48,6 +48,7 @@ CMAKE_ARGS = (
     "-DLLAMA_BUILD_COMMON=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_SERVER=ON",
     "-DLLAMA_BUILD_EXAMPLES=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF",
+    "-DGGML_RPC=ON",
 )  # fmt: skip
 _ABOUT = "build.json"
 """beside the programs, written last: the digest of the patches that they were built with"""

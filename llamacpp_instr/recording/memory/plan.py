@@ -36,7 +36,7 @@ from llamacpp_instr.base.machine import machine_memory
 from llamacpp_instr.base.terminal import progress_bar
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.crashes import ChildEnded, Result, call_in_child
-from llamacpp_instr.llama.devices import ANYWHERE, Placement
+from llamacpp_instr.llama.devices import ANYWHERE, Placement, devices
 from llamacpp_instr.llama.engine import CACHE_TYPES, ContextOptions, LoadedModel, ModelContext
 from llamacpp_instr.llama.log import Interrupt, LlamaLog, captured
 from llamacpp_instr.log import schema
@@ -143,6 +143,11 @@ def _dry_run(
         make(dry)
     single, plan = _breakdowns(bytes(content))[-2:]
     plan = plan.with_room_for(single)
+    if placement.rpc:  # the recorder sends a server nothing
+        remote = [of for of in devices() if of.backend == "RPC"]
+        there = [schema.DeviceMemory(device=of.name, total=of.memory_bytes, free=of.free_bytes)
+                 for of in remote]  # fmt: skip
+        plan = replace(plan, devices=[*plan.devices, *there])
     if not mmap:
         return plan
     in_place = {placement.name for placement in plan.placements if is_plain(placement.buffer)}
@@ -348,6 +353,8 @@ def plan_memory_again(model: ModelFile, measured: MemoryBreakdown) -> MemoryBrea
     assumes that it does only if the cache would then be as large as the measured one.
     """
     placed = Placement(device=["none"])
+    if {use.device for use in measured.uses} - {of.device for of in measured.devices} - {""}:
+        raise UsageError("parts of the model were on RPC servers")
     if measured.devices:
         placed = Placement(measured.gpu_layers, [of.device for of in measured.devices])
     plan = in_a_child(dry_run_again, model, measured.settings, placed)

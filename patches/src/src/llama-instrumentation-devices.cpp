@@ -47,9 +47,11 @@ struct alignas(8) device_record {
 
 // the nodes of a split that run: there are no more kernels
 uint64_t most_kernels(const compute_state & c, int32_t split) {
-    int32_t begin, end;
+    int32_t begin = 0, end = ggml_graph_n_nodes(c.gf);
     ggml_backend_t backend;
-    ggml_instr_sched_get_split(c.state->ctx->get_sched(), split, &begin, &end, &backend);
+    if (c.state->ctx) {
+        ggml_instr_sched_get_split(c.state->ctx->get_sched(), split, &begin, &end, &backend);
+    }
     uint64_t n = 0;
     for (int32_t i = begin; i < end; i++) {
         n += ggml_instr_node_runs(ggml_graph_node(c.gf, i));

@@ -33,7 +33,8 @@ int layer_of_name(const char * name) {
     if (at == nullptr || *at < '0' || *at > '9') {
         return -1;
     }
-    return (int) strtol(at, nullptr, 10);
+    const long layer = strtol(at, nullptr, 10);
+    return layer <= INT32_MAX ? (int) layer : -1;
 }
 
 int layer_of_node(const ggml_tensor * node, const std::unordered_map<const ggml_tensor *, int> * built) {
@@ -149,13 +150,32 @@ void add_shape(digest & ne, const ggml_tensor * t) {
     }
 }
 
-graph_digests digests_of(ggml_cgraph * gf, graph_index & index, const std::vector<int32_t> & layers, const model_state & model, ggml_backend_sched_t sched) {
+struct graph_split {
+    int32_t start, end;
+    ggml_backend_t backend;
+};
+
+std::vector<graph_split> splits_of(const context_state & state, ggml_cgraph * gf) {
+    if (!state.ctx) {
+        return { { 0, ggml_graph_n_nodes(gf), state.backend } };
+    }
+    ggml_backend_sched_t sched = state.ctx->get_sched();
+    std::vector<graph_split> splits((size_t) ggml_backend_sched_get_n_splits(sched));
+    for (size_t i = 0; i < splits.size(); i++) {
+        ggml_instr_sched_get_split(sched, (int32_t) i, &splits[i].start, &splits[i].end, &splits[i].backend);
+    }
+    return splits;
+}
+
+const model_state & model_of(log_part & s, const context_state & state) {
+    static const model_state none;
+    return state.ctx ? s.known.of(&state.ctx->get_model()) : none;
+}
+
+graph_digests digests_of(ggml_cgraph * gf, graph_index & index, const std::vector<int32_t> & layers, const model_state & model, const std::vector<graph_split> & all_splits) {
     digest topology, ne, bytes, params, nb, splits;
-    for (int i = 0; i < ggml_backend_sched_get_n_splits(sched); i++) {
-        int32_t start, end;
-        ggml_backend_t backend;
-        ggml_instr_sched_get_split(sched, i, &start, &end, &backend);
-        splits.add((uint64_t) start).add((uint64_t) end).add(ggml_backend_name(backend));
+    for (const auto & split : all_splits) {
+        splits.add((uint64_t) split.start).add((uint64_t) split.end).add(ggml_backend_name(split.backend));
     }
     for (const ggml_tensor * leaf : index.leafs) {
         const auto weight = model.weights.find(leaf);
@@ -379,14 +399,11 @@ void write_changes(json_line & line, const shape_columns & shapes, const graph_i
     line.close_object();
 }
 
-void write_splits_of_graph(json_line & line, ggml_backend_sched_t sched) {
+void write_splits_of_graph(json_line & line, const std::vector<graph_split> & splits) {
     line.array(LLAMA_INSTR_K_SPLITS);
-    for (int i = 0; i < ggml_backend_sched_get_n_splits(sched); i++) {
-        int32_t start, end;
-        ggml_backend_t backend;
-        ggml_instr_sched_get_split(sched, i, &start, &end, &backend);
-        line.object().kv(LLAMA_INSTR_K_START, start).kv(LLAMA_INSTR_K_END, end);
-        line.kv(LLAMA_INSTR_K_BACKEND, ggml_backend_name(backend)).close_object();
+    for (const auto & split : splits) {
+        line.object().kv(LLAMA_INSTR_K_START, split.start).kv(LLAMA_INSTR_K_END, split.end);
+        line.kv(LLAMA_INSTR_K_BACKEND, ggml_backend_name(split.backend)).close_object();
     }
     line.close_array();
 }
@@ -400,7 +417,7 @@ const graph_state * closest(const context_state & state, const graph_digests & n
         for (const auto of : { &graph_digests::ne, &graph_digests::bytes, &graph_digests::params, &graph_digests::nb }) {
             common += (now.*of).values == (known->digests.*of).values ? 2 : (now.*of).places == (known->digests.*of).places;
         }
-        if (known->digests.topology == now.topology && common >= best) {
+        if (known->written && known->digests.topology == now.topology && common >= best) {
             found = known.get();
             best  = common;
         }
@@ -419,10 +436,10 @@ void write_graph(log_part & s, context_state & state, graph_state & graph, ggml_
     line.kv(LLAMA_INSTR_K_GRAPH, graph.id).kv(LLAMA_INSTR_K_CTX, state.id).kv(LLAMA_INSTR_K_UID, graph.uid);
     line.kv(LLAMA_INSTR_K_SOURCE, graph.source).kv(LLAMA_INSTR_K_WHY, why);
     line.kv(LLAMA_INSTR_K_N_NODES, n_nodes).kv(LLAMA_INSTR_K_N_EXEC, n_exec);
-    write_splits_of_graph(line, state.ctx->get_sched());
+    write_splits_of_graph(line, splits_of(state, gf));
     if (s.detail != level::minimal) {
         const bool strides = s.detail == level::verbose;
-        const model_state & model = s.known.of(&state.ctx->get_model());
+        const model_state & model = model_of(s, state);
         const shape_columns shapes(gf);
         shapes.each([&graph](const char *, const coded_column & column, column_digests graph_digests::* of) {
             (graph.digests.*of).places = column.digest_of_places();
@@ -441,7 +458,9 @@ void write_graph(log_part & s, context_state & state, graph_state & graph, ggml_
             write_nodes(line, shapes, gf, index, graph.layers, strides, is_dry);
         }
     }
-    s.write(LLAMA_INSTR_EV_GRAPH, line);
+    const std::string_view text = line.end();
+    graph.written = text.size() <= LLAMA_INSTR_MAX_LINE;
+    s.log.write(LLAMA_INSTR_EV_GRAPH, text);
 }
 
 std::vector<int32_t> layers_of(ggml_cgraph * gf, const std::unordered_map<const ggml_tensor *, int> * built_layers) {
@@ -465,7 +484,9 @@ shared_experts experts_of(ggml_cgraph * gf) {
     int32_t offset = 0;
     for (int i = 0; i < ggml_graph_n_nodes(gf); i++) {
         const ggml_tensor * node = ggml_graph_node(gf, i);
-        if (node->op == GGML_OP_MUL_MAT_ID && ggml_instr_node_runs(node) && known.insert(node->src[2]).second) {
+        // a client of a server may send anything
+        const bool is_sound = node->op == GGML_OP_MUL_MAT_ID && node->src[0] && node->src[2] && node->src[0]->ne[2] <= LLAMA_INSTR_MAX_EXPERTS;
+        if (is_sound && ggml_instr_node_runs(node) && known.insert(node->src[2]).second) {
             const auto n = (int32_t) node->src[0]->ne[2];
             found.push_back({ i, n, offset });
             offset += n;
@@ -482,10 +503,11 @@ graph_state & graph_of(log_part & s, context_state & state, ggml_cgraph * gf, co
     graph->source = source;
     graph->layers = layers_of(gf, built_layers);
     graph->experts = s.detail == level::minimal ? std::make_shared<const std::vector<ggml_instr_experts>>() : experts_of(gf);
-    graph->n_splits      = ggml_backend_sched_get_n_splits(state.ctx->get_sched());
+    const auto splits = splits_of(state, gf);
+    graph->n_splits      = (int) splits.size();
     graph->splits_matter = state.has_device || graph->n_splits > 1;
     graph_index index(gf);
-    graph->digests = digests_of(gf, index, graph->layers, s.known.of(&state.ctx->get_model()), state.ctx->get_sched());
+    graph->digests = digests_of(gf, index, graph->layers, model_of(s, state), splits);
 
     auto & graphs = state.graphs;
     // the graph of a dry run has no compute, by which readers would know that it was used
@@ -504,7 +526,9 @@ graph_state & graph_of(log_part & s, context_state & state, ggml_cgraph * gf, co
             graphs.erase(graphs.begin());
         }
     }
-    write_memory_if_changed(s, state);
+    if (state.ctx) {
+        write_memory_if_changed(s, state);
+    }
     if (!is_update) {
         state.graphs_known = true;
     }

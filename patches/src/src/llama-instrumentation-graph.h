@@ -45,6 +45,7 @@ struct graph_state {
     shared_experts experts;  // that are counted
     int      n_splits = 0;
     bool     splits_matter = false;  // more than one, or a device
+    bool     written = true;  // not if it does not fit into a line
 
     bool is_like(const graph_state & other) const { return digests.topology == other.digests.topology; }
 

@@ -128,6 +128,7 @@ void log_file::write_taken() {
             write();
         }
     }
+    lines.format_gathered();
     write();
     taken.entries.clear();
     taken.owned.clear();
@@ -237,6 +238,28 @@ int log_file::close(const std::function<std::string(const totals & totals)> & ma
         fail(error);
     }
     return -error;
+}
+
+void log_lines::gather_words(int key, format_many format, const uint64_t * words, size_t n) {
+    gathered & of = of_keys[key];
+    of.format = format;
+    of.words.insert(of.words.end(), words, words + n);
+    if (++of.n == most_gathered) {
+        format_gathered(key);
+    }
+}
+
+void log_lines::format_gathered(int key) {
+    if (const auto found = of_keys.find(key); found != of_keys.end()) {
+        found->second.format(found->second.words.data(), found->second.n, *this);
+        of_keys.erase(found);
+    }
+}
+
+void log_lines::format_gathered() {
+    while (!of_keys.empty()) {
+        format_gathered(of_keys.begin()->first);
+    }
 }
 
 log_lines::event_count & log_lines::count_of(std::string_view event) {

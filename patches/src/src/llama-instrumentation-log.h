@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -54,8 +55,27 @@ class log_lines {
 
     event_count & count_of(std::string_view event);
 
+    // Records of which many become one line: `format` gets those of the same `key` once no more are at hand.
+    using format_many = void (*)(const void * records, size_t n, log_lines & lines);
+    template <typename R> void gather(int key, format_many format, const R & record) {
+        static_assert(std::is_trivially_copyable_v<R> && sizeof(R) % sizeof(uint64_t) == 0, "it is kept as words");
+        gather_words(key, format, (const uint64_t *) &record, sizeof(R) / sizeof(uint64_t));
+    }
+    void format_gathered(int key);
+    void format_gathered();  // of all keys
+
   private:
-    std::vector<uint64_t> numbers;
+    struct gathered {
+        format_many format;
+        size_t      n = 0;
+        std::vector<uint64_t> words;
+    };
+    static constexpr size_t most_gathered = 4096;  // so that no line is too long
+
+    std::vector<uint64_t>   numbers;
+    std::map<int, gathered> of_keys;
+
+    void gather_words(int key, format_many format, const uint64_t * words, size_t n);
 };
 
 // pieces of any log that were written: a writer that does not add to them is held up
@@ -116,6 +136,9 @@ class log_file {
         };
         add_entry(format, std::string_view((const char *) &record, sizeof(R)), tail, owned, n_lines);
     }
+
+    // counts events that are not written
+    void drop(uint64_t n) { n_dropped += n; }
 
     // forgets the file without writing: for a child of fork()
     void abandon();

@@ -10,6 +10,7 @@
 #include "llama-context.h"
 #include "llama-model.h"
 
+#include <cstring>
 #include <map>
 
 namespace llama_instr {
@@ -141,17 +142,38 @@ context_state & model_table::of(const llama_context * ctx) {
     return it != contexts.end() ? *it->second : context_locked(ctx);
 }
 
-// of its own, or as a GPU that shares the machine's
-static bool has_memory(ggml_backend_dev_t dev) {
+bool has_memory(ggml_backend_dev_t dev) {
     return dev && (ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU ||
                    ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_IGPU);
+}
+
+// a server would have to be asked, in the middle of a compute
+static bool is_of_other_machine(ggml_backend_dev_t dev) {
+    return strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "RPC") == 0;
+}
+
+std::unique_ptr<context_state> model_table::new_state() const {
+    auto made = std::make_unique<context_state>();
+    made->sink.use_counter = ggml_instr_has_counter();
+    made->sink.record_wait = s.detail == level::verbose;
+    made->sink.recorder    = s.detail == level::minimal ? nullptr : &device_recorder;
+    return made;
+}
+
+context_state & model_table::of_server() {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto & slot = servers[std::this_thread::get_id()];
+    if (!slot) {
+        slot = new_state();
+    }
+    return *slot;
 }
 
 context_state & model_table::context_locked(const llama_context * ctx) {
     auto & slot = contexts[ctx];
     if (!slot) {
         const int model_id = model_locked(&ctx->get_model()).id;
-        slot = std::make_unique<context_state>();
+        slot = new_state();
         const auto known = followed.find(ctx);
         if (known != followed.end()) {
             slot->caches = std::move(known->second);
@@ -159,9 +181,6 @@ context_state & model_table::context_locked(const llama_context * ctx) {
         }
         slot->ctx = ctx;
         slot->id  = s.all->id_of(ctx);
-        slot->sink.use_counter = ggml_instr_has_counter();
-        slot->sink.record_wait = s.detail == level::verbose;
-        slot->sink.recorder    = s.detail == level::minimal ? nullptr : &device_recorder;
         ggml_backend_sched_t sched = ctx->get_sched();
         for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); i++) {
             ggml_backend_dev_t dev = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
@@ -337,7 +356,7 @@ void write_memory_if_changed(log_part & s, context_state & state) {
         ggml_backend_sched_t sched = state.ctx->get_sched();
         for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
             ggml_backend_dev_t dev = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
-            if (has_memory(dev)) {
+            if (has_memory(dev) && !is_of_other_machine(dev)) {
                 size_t free = 0, total = 0;
                 ggml_backend_dev_memory(dev, &free, &total);
                 line.object().kv(LLAMA_INSTR_K_DEVICE, ggml_backend_dev_name(dev));

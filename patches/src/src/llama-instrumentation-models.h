@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -31,8 +32,11 @@ struct batch_token {
     bool output;
 };
 
+// of a context, or of the graphs that clients send to a server: these have no context, and -1 for its id
 struct context_state {
     const llama_context * ctx = nullptr;
+    ggml_backend_t backend = nullptr;  // of the latest of these graphs
+    std::unordered_map<ggml_backend_t, int> served;  // the latest of these graphs of each backend
     int  id     = -1;
     int  tokens = 0;   // sampled so far
     int  last_step = -1;
@@ -75,6 +79,8 @@ class model_table {
     // the same, or nullptr if the part has not met the context
     context_state * find(const llama_context * ctx);
     model_state   & of(const llama_model * model);
+    // the state of the graphs that clients send to the server of this thread
+    context_state & of_server();
     // a model or a context that is freed
     void forget(const void * what);
     context_state * find_by_memory(llama_memory_t mem);
@@ -88,8 +94,10 @@ class model_table {
     std::mutex mutex;
     std::unordered_map<const llama_context *, std::unique_ptr<context_state>> contexts;
     std::unordered_map<const llama_model *, std::unique_ptr<model_state>>     models;
+    std::unordered_map<std::thread::id, std::unique_ptr<context_state>>       servers;
     std::unordered_map<const llama_context *, std::vector<cache_state>> followed;  // not met yet
 
+    std::unique_ptr<context_state> new_state() const;
     context_state & context_locked(const llama_context * ctx);
     model_state & model_locked(const llama_model * model);
     void write_context(const context_state & state, int model_id);
@@ -122,6 +130,8 @@ std::mutex & facts_mutex();
 
 // llama.cpp's memory breakdown as a JSON array of buffer uses
 std::string memory_json(const llama_context * ctx);
+// whether a device has memory of its own, or is a GPU that shares the machine's
+bool has_memory(ggml_backend_dev_t dev);
 void write_memory_if_changed(log_part & s, context_state & state);
 
 // adapters and their scales as a JSON array, by the names of their files

@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -303,6 +304,7 @@ void in_child() {
 struct startup {
     startup() noexcept {
         auto & g = global();
+        ggml_instr_set_rpc_recorder(&rpc_recorder);
         pthread_atfork(before_fork, after_fork, in_child);
         atexit(at_exit);
         // after a KeyboardInterrupt Python cleans up and ends itself by SIGINT; exit() never runs then
@@ -317,7 +319,51 @@ struct startup {
     }
 } startup_instance;
 
+// the pipe through which a signal reaches the thread that waits for it
+int signals[2];
+
+void on_signal(int number) {
+    const auto byte = (unsigned char) number;
+    (void) !write(signals[1], &byte, 1);
+}
+
+void wait_for_signal() {
+    unsigned char number;
+    while (read(signals[0], &number, 1) != 1) {
+    }
+    close_session("exit", true);
+    signal(number, SIG_DFL);
+    kill(getpid(), number);
+}
+
 }  // namespace
+
+void close_at_signals() {
+    if (request_of_environment().path.empty() || !current_part() || pipe(signals) != 0) {
+        return;
+    }
+    sigset_t all, previous;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &previous);  // the thread inherits it
+    std::thread(wait_for_signal).detach();
+    pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+    for (const int number : { SIGINT, SIGTERM, SIGHUP, SIGPIPE }) {
+        struct sigaction found = {};
+        sigaction(number, nullptr, &found);
+        if (found.sa_handler == SIG_DFL) {  // the program does not end itself
+            found.sa_handler = on_signal;
+            found.sa_flags   = SA_RESTART;
+            sigaction(number, &found, nullptr);
+        }
+    }
+}
+
+void tell_reason(const std::string & text) {
+    fail(EPIPE, text);
+    if (!request_of_environment().path.empty()) {
+        tell(text);
+    }
+}
 
 std::shared_ptr<log_part> current_part() {
     auto & g = global();

@@ -66,26 +66,27 @@ struct alignas(8) step_end_record {
 };
 
 struct alignas(8) compute_record {
-    uint64_t ubatch, apply, build, alloc, inputs;  // 0 for an update
+    uint64_t ubatch, apply, build, alloc, inputs;  // 0 outside of a ubatch
     uint64_t begin, end;
     int32_t  compute, graph, ctx, step, n_tokens, n_threads, status;
-    bool     is_update, encoder, reused;
+    bool     of_ubatch, reused;
+    const char * source;  // a literal
 
     void format(std::string_view, log_lines & lines) const {
         // the line through both, so that the parts are never longer than the whole: a write may fall between them
-        const tick_scale scale(lines.clock->at(is_update ? begin : ubatch), lines.clock->at(begin));
+        const tick_scale scale(lines.clock->at(of_ubatch ? ubatch : begin), lines.clock->at(begin));
         const uint64_t begin_ns = lines.clock->ns(begin);
         const uint64_t t = scale.begin.ns;
         json_line & line = lines.begin(LLAMA_INSTR_EV_COMPUTE, t);
         line.kv(LLAMA_INSTR_K_COMPUTE, compute).kv(LLAMA_INSTR_K_GRAPH, graph).kv(LLAMA_INSTR_K_CTX, ctx);
         line.kv_if_known(LLAMA_INSTR_K_STEP, step);
-        line.kv(LLAMA_INSTR_K_SOURCE, is_update ? "memory_update" : encoder ? "encode" : "decode");
+        line.kv(LLAMA_INSTR_K_SOURCE, source);
         line.kv(LLAMA_INSTR_K_REUSED, reused);
-        if (!is_update) {
+        if (of_ubatch) {
             line.kv(LLAMA_INSTR_K_N_TOKENS, n_tokens);
         }
         line.kv(LLAMA_INSTR_K_N_THREADS, n_threads);
-        if (!is_update) {
+        if (of_ubatch) {
             line.kv(LLAMA_INSTR_K_APPLY, scale.duration(apply));
             if (!reused) {
                 line.kv(LLAMA_INSTR_K_BUILD, scale.duration(build)).kv(LLAMA_INSTR_K_ALLOC, scale.duration(alloc));

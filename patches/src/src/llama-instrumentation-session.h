@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <regex>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -103,6 +104,10 @@ class log_part {
     std::mutex devices_mutex;
     std::map<std::string, uint64_t> devices;
 
+    // the connections that were described
+    std::mutex connections_mutex;
+    std::set<int> connections;
+
     // page faults of the process at the last reading; the recorder's thread says when to read them again
     std::atomic<bool> faults_due { true };
     std::atomic<long> minflt { 0 };
@@ -167,6 +172,16 @@ std::shared_ptr<log_part> current_part();
 std::shared_ptr<log_part> open_part_or_null();
 // the part of a step that begins, maybe the next one of the log
 std::shared_ptr<log_part> part_of_step();
+
+// what clients and servers of ggml's RPC backend call
+extern const ggml_instr_rpc_recorder rpc_recorder;
+
+// Opens the log that the environment asks for. From now on the signals by which a server ends close it first: SIGINT,
+// SIGTERM, SIGHUP, and SIGPIPE when a client has gone.
+void close_at_signals();
+
+// why ggml ends the process now, for the user and for llama_instr_error()
+void tell_reason(const std::string & text);
 
 // Forgets a model or a context that is about to be freed, in every part too. A rotation cannot copy it to the next part
 // meanwhile.

@@ -62,7 +62,9 @@ struct compute_state {
     graph_state *   graph = nullptr;
     compute_times   times = {};
     int      n_threads = 0;
+    const char * source = "";    // a literal
     bool     is_update = false;
+    bool     again     = false;  // a server's: of the graph that this backend computed before
     bool     recorded  = false;  // its kernels
     bool     stopped   = false;  // by a NaN or a debugger
     ggml_cgraph * gf   = nullptr;
@@ -70,6 +72,10 @@ struct compute_state {
     std::vector<uint8_t> wanted;  // by a debugger: the nodes after which it is called
     std::vector<std::string> stats;  // lines that are written after the compute's
     std::shared_ptr<device_compute> devices;  // once it has begun a run on one
+
+    // -- once the state and the graph are known, around ggml's compute: what its kernels leave, and its number
+    void begin_kernels();
+    void end_kernels();
 };
 
 struct build_state {
@@ -95,6 +101,7 @@ struct thread_state {
     std::shared_ptr<log_part> waiting;
     std::shared_ptr<log_part> sampling;
     int32_t sampled_seq = -1;  // of the next token, -1: that of its logits
+    int32_t served = -1;       // the compute of the command that a server carries out
 };
 
 // call once per hook: the lookup of a thread-local is a call

@@ -240,8 +240,33 @@ void llama_instr_graph_cb_impl(ggml_context * ctx0, int il) {
 
 static graph_state & other_graph(thread_state & t, ggml_cgraph * gf) {
     auto & c = t.compute;
-    const char * source = c.is_update ? "memory_update" : t.ubatch.encoder ? "encode" : "decode";
-    return graph_of(*c.s, *c.state, gf, source, c.is_update, t.build.open ? &t.build.layers : nullptr);
+    return graph_of(*c.s, *c.state, gf, c.source, c.is_update, t.build.open ? &t.build.layers : nullptr);
+}
+
+void compute_state::begin_kernels() {
+    auto & sink = state->sink;
+    sink.record_splits = graph->splits_matter;
+    sink.split         = -1;
+    const int n_recorded = s->detail == level::verbose ? n_threads : 1;
+    const size_t n_nodes = graph->layers.size();
+    const auto & experts = *graph->experts;
+    recorded = ggml_instr_sink_reset(&sink, n_recorded, (int32_t) n_nodes, graph->n_splits) &&
+               ggml_instr_sink_expect(&sink, experts.data(), (int32_t) experts.size());
+    if (recorded) {
+        ggml_instr_set_sink(&sink);
+    } else {
+        s->dropped_ops += n_nodes;
+    }
+    times.compute = s->all->next_compute++;
+}
+
+void compute_state::end_kernels() {
+    if (recorded) {
+        write_kernels(*s, *state, *graph, times);
+    }
+    if (const auto runs = std::exchange(devices, nullptr)) {
+        runs->compute_is_written();
+    }
 }
 
 void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int n_threads) {
@@ -263,6 +288,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
     }
     c.state     = step.depth > 0 && step.state->ctx == ctx ? step.state : &c.s->known.of(ctx);
     c.is_update = !ub.open;
+    c.source    = c.is_update ? "memory_update" : ub.encoder ? "encode" : "decode";
     c.n_threads = n_threads;
     c.gf        = gf;
     c.stopped   = false;
@@ -272,18 +298,7 @@ void llama_instr_compute::begin(const llama_context * ctx, ggml_cgraph * gf, int
         c.graph = &other_graph(t, gf);
     }
     t.build.open = false;
-    c.state->sink.record_splits = c.graph->splits_matter;
-    const int n_recorded = c.s->detail == level::verbose ? n_threads : 1;
-    const size_t n_nodes = c.graph->layers.size();
-    const auto & experts = *c.graph->experts;
-    c.recorded = ggml_instr_sink_reset(&c.state->sink, n_recorded, (int32_t) n_nodes, c.graph->n_splits) &&
-                 ggml_instr_sink_expect(&c.state->sink, experts.data(), (int32_t) experts.size());
-    if (c.recorded) {
-        ggml_instr_set_sink(&c.state->sink);
-    } else {
-        c.s->dropped_ops += n_nodes;
-    }
-    c.times.compute = c.s->all->next_compute++;
+    c.begin_kernels();
     if (c.s->has_flag(LLAMA_INSTR_DEBUGGED) && !c.is_update) {
         tell_debugger(*ctx, t);
     }
@@ -319,20 +334,15 @@ void llama_instr_compute::finish() {
     record.n_tokens  = (int32_t) ub.n_tokens;
     record.n_threads = c.n_threads;
     record.status    = (int32_t) status;
-    record.is_update = c.is_update;
-    record.encoder   = ub.encoder;
+    record.of_ubatch = !c.is_update;
+    record.source    = c.source;
     record.reused    = !c.is_update && ub.reused;
     c.s->add(record);
     for (const auto & line : c.stats) {
         c.s->log.write(LLAMA_INSTR_EV_TENSOR_STATS, line);
     }
     c.stats.clear();
-    if (c.recorded) {
-        write_kernels(*c.s, *c.state, *c.graph, c.times);
-    }
-    if (const auto devices = std::exchange(c.devices, nullptr)) {
-        devices->compute_is_written();
-    }
+    c.end_kernels();
     c.s.reset();
     ub.computed = ticks_now();
     recorder.stop(ub.computed);

@@ -214,6 +214,52 @@ GGML_API void ggml_instr_device_calibrate(struct ggml_instr_device * device, uin
 // a stamp of the device on CLOCK_MONOTONIC, in nanoseconds
 GGML_API uint64_t ggml_instr_device_ns(const struct ggml_instr_device * device, uint64_t ticks);
 
+//
+// the RPC backend
+//
+// Both ends of a connection count its commands from HELLO on, so a number names the same command at both, and nothing is
+// sent for that. Times are nanoseconds of ggml_instr_clock_ns().
+
+// what the thread that queues a command does, -1: nothing
+struct ggml_instr_rpc_origin {
+    uint64_t queued;
+    int32_t  step;
+    int32_t  compute;
+    int32_t  split;  // that was computed last
+};
+
+struct ggml_instr_rpc_command {
+    uint64_t request;   // bytes on the wire
+    uint64_t reply;     // 0: none
+    uint64_t begin;     // a client: of sending; a server: the first byte is there
+    uint64_t complete;  // the request
+    uint64_t done;      // only a server: the command, but for its reply
+    uint64_t end;       // of the reply
+    struct ggml_instr_rpc_origin origin;  // only a client
+    int32_t  code;
+};
+
+enum ggml_instr_rpc_reason {
+    GGML_INSTR_RPC_CLOSED,  // by this end
+    GGML_INSTR_RPC_PEER,    // by the other one, between two commands
+    GGML_INSTR_RPC_FAILED,  // within a command
+};
+
+// What records connections. libllama sets it, so that no backend depends on that library.
+struct ggml_instr_rpc_recorder {
+    void * (*open)(int socket, const char * endpoint);  // an end of a connection; no endpoint: of a server
+    void   (*command)(void * connection, const struct ggml_instr_rpc_command * command);
+    void   (*close)(void * connection, enum ggml_instr_rpc_reason reason);
+    void   (*origin)(struct ggml_instr_rpc_origin * origin);  // of the calling thread
+    void   (*serve)(int n_threads);
+    // around a compute that a client asked for; `again`: of the graph that this backend computed before
+    void   (*compute_begin)(struct ggml_backend * backend, struct ggml_cgraph * graph, bool again);
+    void   (*compute_end)(void);
+};
+
+GGML_API void ggml_instr_set_rpc_recorder(const struct ggml_instr_rpc_recorder * recorder);
+GGML_API const struct ggml_instr_rpc_recorder * ggml_instr_get_rpc_recorder(void);  // NULL without libllama
+
 // ---- in the compute loop
 
 static inline uint64_t ggml_instr_ticks(bool use_counter) {

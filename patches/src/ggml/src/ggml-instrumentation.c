@@ -362,6 +362,16 @@ void ggml_instr_device_end(struct ggml_instr_device_run * run, struct ggml_instr
     run->recorder = NULL;
 }
 
+static _Atomic(const struct ggml_instr_rpc_recorder *) ggml_instr_current_rpc_recorder;
+
+void ggml_instr_set_rpc_recorder(const struct ggml_instr_rpc_recorder * recorder) {
+    ggml_instr_current_rpc_recorder = recorder;
+}
+
+const struct ggml_instr_rpc_recorder * ggml_instr_get_rpc_recorder(void) {
+    return ggml_instr_current_rpc_recorder;
+}
+
 uint64_t ggml_instr_graph_uid(const struct ggml_cgraph * graph) {
     return graph->uid;
 }
