@@ -236,6 +236,7 @@ def _clock_note(device: Device) -> str:
         "calibrated": "its driver relates its clock to the log's",
         "bounded": "the submission and the wait bound its times",
         "cupti": "CUPTI gives its times on the log's clock",
+        "joined": "the commands to it and their replies bound its times",
     }
     within = shown(device.uncertainty, "ns")
     return f"{device.name} ({device.description}): {how[device.clock]}, within {within}."

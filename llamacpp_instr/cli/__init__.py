@@ -47,6 +47,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "page": "Write one HTML page about a log, to look at or to send.",
         "live": "Watch a log while it is written.",
         "check": "Check logs strictly, line by line.",
+        "merge": "Join the log of a client with those of its servers.",
         "view": "Open a log or a trace in Perfetto's UI.",
     },
     "Explain": {
@@ -94,7 +95,7 @@ _MODULES = {
     for module, names in {
         "build": "build doctor",
         "record": "run exec bench debug",
-        "look": "summary stats requests tree cat page live check view",
+        "look": "summary stats requests tree cat page live check merge view",
         "explain": "diff compare values probe roofline predict schedule",
         "models": "import inspect ops memory validate",
         "quantization": "imatrix quantize quality diverge blocks weights",

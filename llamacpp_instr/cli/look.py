@@ -13,7 +13,7 @@ from click import Choice, IntRange
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.system import need
-from llamacpp_instr.base.terminal import notice, print_line
+from llamacpp_instr.base.terminal import notice, print_line, progress_bar
 from llamacpp_instr.cli import options as cli
 from llamacpp_instr.cli.logs import LOGS, Logs, notice_ends, several_logs
 
@@ -253,6 +253,48 @@ def check(
         print_line(printable(str(finding)))
         n_findings += 1
     sys.exit(1 if n_findings else 0)
+
+
+@cli.command("instr merge client.log server-a.log server-b.log -o session.log")
+def merge(
+    output: str = cli.option(
+        "Write the log to FILE; - is stdout.", "-o --output FILE", required=True
+    ),
+    force: bool = cli.FORCE,
+    logs: Logs = LOGS,
+) -> None:
+    """
+    Joins the log of a client of llama.cpp's RPC backend with those of its servers. In the result
+    each server's kernels are those of a device, at the client's time; the commands have the times
+    of both ends. Every command reads it as any log.
+
+    The order of the logs does not matter. Connections are paired by their addresses; through a
+    proxy, by their commands. The clocks are joined by the commands: what was sent cannot be there
+    before. So a time of a server has an uncertainty, which is printed, and the log has it. A server
+    whose log is missing stays a device without kernels.
+
+    LOG is a file, plain or compressed (.gz, .zst). The parts of a rotated log are one log.
+    """
+    from llamacpp_instr.base.output import check_output, open_output
+    from llamacpp_instr.log.connections import join_processes, read_process
+    from llamacpp_instr.log.merge import write_merged
+    from llamacpp_instr.log.reader import is_pipe
+    from llamacpp_instr.log.runs import find_runs
+
+    check_output(output, force, *logs.names)
+    if pipe := next((name for name in logs.names if is_pipe(name)), None):
+        raise UsageError(f"{pipe} can be read only once, and merge reads each log twice; save it")
+    processes = []
+    for run in find_runs(logs.names):
+        with progress_bar(f"Reading {run.name}") as on_progress:
+            processes.append(read_process(run, logs.lenient, on_progress))
+    joined = join_processes(processes)
+    with progress_bar("Merging") as on_progress, open_output(output, force) as file:
+        write_merged(joined, file, logs.lenient, on_progress)
+    for line in joined.notes():
+        notice(line)
+    if output != "-":
+        print_line(output)
 
 
 @cli.command("instr page session.log -o session.html")

@@ -32,6 +32,7 @@ from tests.kit.made_probe import probe_of
 from tests.kit.native_kit import ROOT
 from tests.kit.quantize_kit import importances, write_imatrix
 from tests.kit.report_names import FASTER
+from tests.kit.rpc_logs import Server, made_logs
 
 PARTS = [f"split-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
 SPLIT = PARTS[0]
@@ -39,7 +40,7 @@ MODELS = ["model.gguf", "named.gguf", "linked.gguf", *PARTS]
 """only a log, `named.log`, names the second; the third is a symbolic link to the first"""
 OTHER_INPUTS = [
     "session.log", "named.log", "values.log", "probe.json", "engines.toml", "graph.toml",
-    "machine.json", "text.txt", "program.py", "server.log",
+    "machine.json", "text.txt", "program.py", "server.log", "client.log", "server-a.log",
 ]  # fmt: skip
 TENSOR = "blk.0.attn_q.weight"
 RECORDS = "import llama_cpp\nllama_cpp.Llama('model.gguf', n_ctx=32, verbose=False)\n"
@@ -100,6 +101,7 @@ ALL = [
         for name in ("model.gguf", SPLIT)
     ),
     Case("diff session.log named.log -o {}"),
+    Case("merge client.log server-a.log -o {}"),
     Case("to-parquet --csv session.log -o {}", "data", TABLES),
     Case("to-torch session.log -o {}", "profile", PROFILE),
     Case("to-onnx model.gguf -o {}", "out.onnx", ("out.onnx", "out.data")),
@@ -187,6 +189,7 @@ def write_stock(place: Path) -> None:
     ):
         command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
+    made_logs(1, [Server("10.0.0.2")]).write(place)
     (place / "server.log").write_bytes(gzip.decompress(FASTER.read_bytes()))
     (place / "probe.json").write_bytes(probe_json(probe_of()))
     (place / "engines.toml").write_text('[[engine]]\nname = "engine"\ncount = 2\n')

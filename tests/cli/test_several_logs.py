@@ -182,8 +182,8 @@ def test_a_damaged_line_costs_no_more_than_itself(line: str, tmp_path: Path) -> 
 def test_every_command_that_reads_logs_is_lenient() -> None:
     """But `check`, which reports what is damaged, and `live`, which leaves it out without being
     asked. It and `view` serve until Ctrl-C, and `to-onnx` needs strides, which this log lacks;
-    `collect` goes on with the other logs (tests/fleet), and `capacity` needs the log of a server
-    (tests/scheduling)."""
+    `collect` goes on with the other logs (tests/fleet), `capacity` needs the log of a server
+    (tests/scheduling), and `merge` those of a client and its servers (tests/cli/test_merge.py)."""
     found = set()
     for name in COMMANDS:
         command = main.get_command(click.Context(main), name)
@@ -193,6 +193,5 @@ def test_every_command_that_reads_logs_is_lenient() -> None:
             found.add(name)
             never = name in ("check", "live")
             assert never != any("--lenient" in of.opts for of in command.params)
-    assert found - {"capacity", "check", "collect", "live", "view", "to-onnx"} == {
-        line.split()[0] for line in LENIENT
-    }
+    others = {"capacity", "check", "collect", "live", "merge", "view", "to-onnx"}
+    assert found - others == {line.split()[0] for line in LENIENT}

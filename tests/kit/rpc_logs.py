@@ -11,11 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from msgspec import structs
 
 from llamacpp_instr.log import schema as s
+from llamacpp_instr.log.connections import join_processes, read_process
+from llamacpp_instr.log.merge import write_merged
+from llamacpp_instr.log.runs import Run
 from tests.kit.made_log import Row, encode, llama_rows, llama_weights, make_log
 
 START = 10**15
@@ -92,6 +96,15 @@ def made_logs(
     """`n_steps` decodes over `servers`, each of which has `per_server` splits of a graph; with
     `experts`, each layer uses 2 of 4."""
     return _Maker(Random(seed), servers, per_server, experts).logs(n_steps)
+
+
+def write_merged_log(path: Path, seed: int, servers: Sequence[Server]) -> None:
+    """Merges `made_logs` as `instr merge` does."""
+    with TemporaryDirectory() as folder:
+        paths = made_logs(seed, servers).write(Path(folder))
+        joined = join_processes([read_process(Run((str(of),))) for of in paths])
+        with path.open("wb") as file:
+            write_merged(joined, file)
 
 
 class _Maker:

@@ -30,6 +30,7 @@ from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
 from tests.kit.made_log import encode
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.nursery import start_shell_nursery
+from tests.kit.rpc_logs import Server, made_logs
 from tests.kit.split_log import split_log
 from tests.live import test_live_command, test_live_otlp, test_tui
 from tests.newcomer import suite
@@ -114,6 +115,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     parts = split_log(recorded, 2, Random(1))
     for name, events in zip(("server.log", "server.part2.log"), parts, strict=True):
         (directory / name).write_bytes(encode(events))
+    made_logs(1, [Server("10.0.0.2"), Server("10.0.0.3")]).write(directory)
     for words in (
         ["quantize", "model-F16.gguf", "--types", "Q8_0,Q4_K_M"],
         ["run", "model-F16.gguf", "-p", "Once upon a time", "-n", "6", "--repeat", "6"],
@@ -280,7 +282,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     for path in re.findall(
         r"`((?:tests|tools|benchmarks|llamacpp_instr|converters)/[^`*]+)`", text
     ):
-        if path.endswith((".cpp", ".h")):
+        if path.endswith((".cpp", ".h", "CMakeLists.txt")):
             continue  # llama.cpp's
         at = ROOT / path
         assert at.exists() or at.with_suffix(".py").is_file(), path
