@@ -7,7 +7,7 @@ which is llama.cpp's own way to observe a graph, and without; with --quick, in a
 processes. Callgrind counts the instructions of a
 decode with and without the patches; this figure has hardly any noise. With --devices it measures
 sessions on BLAS and on Mesa's lavapipe instead: both compute on the CPU, so its time is all there
-is.
+is. With --rpc it measures a client and two servers on this machine, recorded and not, in pairs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,6 +31,7 @@ from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.prediction.recorded import write_random_layers
 from tests.kit.backends import blas_module, vulkan_environment, vulkan_module
 from tests.kit.native_kit import DEMO, countable_library, unpatched_library
+from tests.kit.rpc_kit import client, recorded_server
 
 WORKER = ROOT / "benchmarks" / "decode_worker.py"
 # the memory layout of a process changes a ratio by about 1 %
@@ -38,10 +41,13 @@ Times: TypeAlias = "dict[str, list[int]]"
 
 
 def main() -> None:
-    options = arguments(__doc__, quick=False, devices=False)
+    options = arguments(__doc__, quick=False, devices=False, rpc=False)
     processes = QUICK if options.quick else PROCESSES
     if options.devices:
         measure_devices(processes)
+        return
+    if options.rpc:
+        measure_rpc(processes // 2)
         return
     folder = cache_dir() / "tests"
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,6 +103,37 @@ def measure_devices(processes: int) -> None:
         for level in ("detailed", "verbose"):
             ratio = median_ratio(times[level], times["off"])
             print(f"| {device} | {block} | `{level}` | {ratio} |", flush=True)
+
+
+def measure_rpc(pairs: int) -> None:
+    large = cache_dir() / "tests" / "random-100m.gguf"
+    models = {
+        "demo, 3.7 M parameters": (DEMO, 600),
+        "random, 100 M parameters": (write_random_layers(large, *MODEL_100M), 60),
+    }
+    print("A client and two servers, recorded / not:\n")
+    print("| model | decodes | CPU time, median ratio [95 % interval] |")
+    print("|---|---|---|")
+    for name, (model, decodes) in models.items():
+        times: dict[bool, list[int]] = {False: [], True: []}
+        for pair, is_second in product(range(pairs), (False, True)):
+            recorded = is_second != bool(pair % 2)
+            times[recorded].append(cpu_of_machines(model, decodes, recorded))
+        print(f"| {name} | {decodes} | {median_ratio(times[True], times[False])} |", flush=True)
+
+
+def cpu_of_machines(model: Path, decodes: int, recorded: bool) -> int:
+    """CPU nanoseconds of a client and two servers in so many decodes."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        logs = [Path(folder, f"{name}.log") if recorded else None for name in "abc"]
+        servers = [stack.enter_context(recorded_server(log)) for log in logs[:2]]
+        also = ",".join(str(server.process.pid) for server in servers)
+        log = ("--log", logs[2]) if recorded else ()
+        options = ("--decodes", decodes, "--also", also, *log)
+        addresses = [server.address for server in servers]
+        done = client(model, Path(folder, "out.npz"), addresses, *options)
+        assert done.returncode == 0, done.stderr
+        return int(json.loads(done.stdout)["cpu"])
 
 
 def in_turns(processes: int, *words: Any, on: Mapping[str, str] | None = None) -> Times:
