@@ -36,6 +36,7 @@ from llamacpp_instr.log.requests import (
     step_tokens,
 )
 from llamacpp_instr.log.session import Session, Table
+from llamacpp_instr.log.spans import merged
 from llamacpp_instr.log.steps import (
     DISTURBED,
     ON_DEVICES,
@@ -96,17 +97,6 @@ def compute_clock(session: Session, steps: Table) -> Clock:
         n_tokens=int(step_tokens(session, steps)[1].sum()),
         gaps=step_begin[1:] - step_end[:-1],
     )
-
-
-def merged(begin: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """The union of intervals as disjoint ones, in order."""
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], end[order]
-    reach = np.maximum.accumulate(end) if len(end) else end
-    first = np.ones(len(begin), np.bool_)
-    first[1:] = begin[1:] > reach[:-1]
-    last = np.roll(first, -1)
-    return begin[first], reach[last]
 
 
 def clock_report(clock: Clock, requests: Sequence[Request]) -> Report:

@@ -13,11 +13,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from llamacpp_instr.base.terminal import counted, first_names
-from llamacpp_instr.converters.analyses.clock import merged
 from llamacpp_instr.log.devices import n_executed
 from llamacpp_instr.log.memory import MemoryInUse
 from llamacpp_instr.log.schema import Graph, Plan
-from llamacpp_instr.log.session import Int64
+from llamacpp_instr.log.spans import Covered
 from llamacpp_instr.log.steps import KERNELS, Account
 from llamacpp_instr.model.file import layer_of
 from llamacpp_instr.recording.memory.breakdown import read_breakdown
@@ -37,26 +36,9 @@ STILL_FIT, KEPT_FREE = 0.1, 1 << 30
 where it fits a model to devices by itself (`common_params::fit_params_target`)"""
 
 
-class _Busy:
+def _busy(account: Account) -> Covered:
     """The time in which a device runs."""
-
-    def __init__(self, account: Account) -> None:
-        spans = (
-            np.concatenate([getattr(of, name).ravel() for of in account.device_ops])
-            for name in ("begin", "end")
-        )
-        begin, end = merged(*spans)
-        self.ns = int((end - begin).sum())
-        self._t = np.stack([begin, end], axis=1).ravel()
-        before = np.concatenate([[0], np.cumsum(end - begin)])
-        self._before = np.stack([before[:-1], before[1:]], axis=1).ravel()
-
-    def within(self, begin: Int64, end: Int64) -> Int64:
-        """ns of it in each of these intervals."""
-        first = self._t[0]
-        reach = [np.interp(t - first, self._t - first, self._before) for t in (begin, end)]
-        ns: Int64 = (reach[1] - reach[0]).astype(np.int64)
-        return ns
+    return Covered([(of.begin.ravel(), of.end.ravel()) for of in account.device_ops])
 
 
 class _Between(NamedTuple):
@@ -75,7 +57,7 @@ def cpu_between(account: Account) -> Cause:
     back (BETWEEN)."""
     if not account.device_ops:
         return None
-    found = list(_between(account, _Busy(account)))
+    found = list(_between(account, _busy(account)))
     kernels, copies = sum(of.kernels for of in found), sum(of.copies for of in found)
     share = (kernels + copies) / max(int(account.total.sum()), 1)
     if share < BETWEEN:
@@ -93,7 +75,7 @@ def cpu_between(account: Account) -> Cause:
     return what, share, advice
 
 
-def _between(account: Account, busy: _Busy) -> Iterator[_Between]:
+def _between(account: Account, busy: Covered) -> Iterator[_Between]:
     """One for each group of computes and each split of the CPU between two of devices."""
     session = account.session
     graph_of = dict(session.computes.tuples("compute", "graph"))
@@ -136,7 +118,7 @@ def device_waits(account: Account) -> Cause:
     whole = max(int(account.total.sum()), 1)
     if not account.device_ops:
         return None
-    idle = 1 - _Busy(account).ns / whole
+    idle = 1 - _busy(account).ns / whole
     computes, submits = (int(account.parts[of].sum()) / whole for of in (KERNELS, "submission"))
     if idle < IDLE or max(computes, submits) < BUSY_CPU:
         return None
@@ -153,7 +135,7 @@ def caller_waits(account: Account) -> Cause:
     """Thread 0 waits for devices that compute (CALLER_WAITS)."""
     if not account.device_ops:
         return None
-    busy, steps = _Busy(account), account.steps
+    busy, steps = _busy(account), account.steps
     waits = int(busy.within(steps["returned"], steps["end"]).sum())
     for splits in account.session.splits:
         if splits.gap is not None:

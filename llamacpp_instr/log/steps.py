@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.devices import n_executed
+from llamacpp_instr.log.machines import Machines
 from llamacpp_instr.log.schema import CONTEXTS_KEPT, Machine, Sync
 from llamacpp_instr.log.session import (
     WAITED,
@@ -255,6 +256,25 @@ class Account:
             np.add.at(busy, rows, np.maximum(reach - np.maximum(begin + away, before), 0))
             found[device] = ran, busy
         return found
+
+    @cached_property
+    def machines(self) -> Machines:
+        """What other machines did in the time of the steps."""
+        return Machines(self.session, self.steps)
+
+    @cached_property
+    def by_machine(self) -> dict[str, dict[str, Int64]]:
+        """By machine: ns of each step in each of `machines.PARTS`. They add up to `total`."""
+        return {name: self.machines.parts(name) for name in self.machines.names}
+
+    @cached_property
+    def of_machines(self) -> dict[str, Int64]:
+        """The same of all machines together with the kernels of thread 0, each ns once; the last
+        part is the client's other work."""
+        if not self.machines.names:
+            return {}
+        own = [(of.begin.ravel(), of.end.ravel()) for of in self.ops]
+        return self.machines.together(own)
 
     @cached_property
     def total(self) -> Int64:

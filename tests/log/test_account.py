@@ -23,6 +23,7 @@ from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.log.steps import BESIDE, KERNELS, LAYERS, Account, counted_steps
 from llamacpp_instr.report.report import Report
 from tests.kit.device_log import with_devices
+from tests.kit.machines import Wire, over_machines
 from tests.kit.made_log import encode, make_log
 from tests.kit.made_probe import probe_of_caches
 from tests.kit.reports import by_title, rows
@@ -41,6 +42,8 @@ def check(session: Session) -> None:
     whole = int((steps["end"] - steps["begin"]).sum())
     assert (sum(account.parts.values()) == steps["end"] - steps["begin"]).all()
     assert set(account.parts) <= {KERNELS, LAYERS, *BESIDE}
+    for parts in (*account.by_machine.values(), account.of_machines):
+        assert not parts or (sum(parts.values()) == account.total).all()
     inside = account.parts.get(KERNELS, account.parts.get(LAYERS))
     assert inside is not None
     on_devices = check_devices(session, account)
@@ -135,6 +138,20 @@ def test_every_report_adds_up_to_the_account(
         events = with_devices(events, random, timed=data.draw(st.booleans()))
     path = tmp_path_factory.mktemp("account") / "a.log"
     path.write_bytes(encode(events))
+    check(load_session(path))
+
+
+@given(st.integers(0, 99), st.booleans(), st.booleans())
+@settings(max_examples=8, deadline=None)
+def test_every_report_adds_up_over_machines(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, again: bool, merged: bool
+) -> None:
+    random = Random(seed)
+    wires = [Wire(i, random, (random.randrange(10**6), 0)) for i in range(random.randint(1, 2))]
+    runs = [random.randint(10_000, 10**7) for _ in wires]
+    made = over_machines(wires, runs, random.randint(1, 6), again)
+    path = tmp_path_factory.mktemp("account") / "a.log"
+    path.write_bytes(encode(made.log(merged)))
     check(load_session(path))
 
 
