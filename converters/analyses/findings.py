@@ -21,6 +21,7 @@ from llamacpp_instr.converters.analyses.device_causes import (
     device_waits,
     layers_still_fit,
 )
+from llamacpp_instr.converters.analyses.machines import graph_again, slow_link, slow_machine
 from llamacpp_instr.converters.analyses.serving import ADVICE, cost_by_reason, missed_prompts
 from llamacpp_instr.converters.analyses.tables import header
 from llamacpp_instr.log.requests import find_requests
@@ -451,5 +452,8 @@ RULES: tuple[tuple[str, str, Callable[[Facts], Cause]], ...] = (
     ("device-waits", "the steps' time", lambda facts: device_waits(facts.account)),
     ("caller-waits", "the steps' time", lambda facts: caller_waits(facts.account)),
     ("layers-fit", "the steps' time", lambda facts: layers_still_fit(facts.account)),
+    ("graph-again", "the steps' time", lambda facts: graph_again(facts.account)),
+    ("slow-link", "the steps' time", lambda facts: slow_link(facts.account)),
+    ("slow-machine", "the steps' time", lambda facts: slow_machine(facts.account)),
 )
 """Names, what their shares are of, and the rules. Names never change; add new ones at the end."""

@@ -23,6 +23,7 @@ from llamacpp_instr.converters.analyses.clock import (
     untimed_note,
 )
 from llamacpp_instr.converters.analyses.findings import Facts, compute_findings
+from llamacpp_instr.converters.analyses.machines import machine_names, machine_reports
 from llamacpp_instr.converters.analyses.stats import op_table, recording_notes
 from llamacpp_instr.converters.analyses.step_times import adapter_names
 from llamacpp_instr.converters.analyses.tables import grouped, header
@@ -64,6 +65,7 @@ def compute_summary(session: Session, probe: Probe | None = None) -> list[Report
         clock,
         _speed(account, notes),
         _time(account),
+        *machine_reports(account),
         *_devices(account),
         _layers(account),
         _top_ops(account),
@@ -89,6 +91,7 @@ def _overview(session: Session, speed: list[list[Cell]]) -> Report:
     )
     used = " and ".join(counted(n, "thread") for n in threads)
     rows.append(["machine", _joined(start.host.cpu, used)])
+    rows += [["machine", name] for name in machine_names(session)]
     recorded = not start.args.get("dialect")  # logs of other formats do not have it
     if recorded and not all(context.flash_attn for context in session.contexts.values()):
         off = "off, as Llama() has it; Llama(flash_attn=True) and instr run turn it on"
