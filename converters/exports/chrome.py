@@ -1,6 +1,6 @@
 """A log as a trace in Chrome's JSON format, for the many tools that read it.
 
-Each context is a process, the first also the session.
+Each context is a process, the first also the session, and so is each machine of the RPC backend.
 
 Invariant: events of one track nest or are disjoint; times are microseconds since the start of the
 earliest session with all three decimals, so no nanosecond is lost in a double. What the kernels of
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.base.terminal import printable
 from llamacpp_instr.converters.exports import traced
+from llamacpp_instr.converters.exports.calls import Machines
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.graph.kernels import KernelWork
@@ -31,7 +32,7 @@ Int64 = NDArray[np.int64]
 SEPARATOR = b",\n"
 ORDER = (
     "steps", "marks", "requests", "phases", "layers", "thread", "submissions", "device",
-    "device waits", "sampler", "messages",
+    "device waits", "machines", "commands", "sampler", "messages",
 )  # fmt: skip
 _MOST_LANES = 100_000
 """tracks of one name that are shown in their order"""
@@ -84,6 +85,7 @@ class _Writer(traced.TracedLog):
         self._separator = SEPARATOR if before.pid else b""
         self.tracks = Tracks(self._event, name, before)
         self._matched = False
+        self._machines = Machines()
         self._n_flows = before.tid << 32
 
     def run(self) -> int:
@@ -239,15 +241,38 @@ class _Writer(traced.TracedLog):
     def draw_run(
         self, ctx: int, run: traced.DeviceRun, plan: traced.TracedPlan, work: KernelWork
     ) -> None:
-        on = self.tracks.on(ctx, "device", run.lane, run.ops.device)
+        machine = self._machines.of_device(run.ops.device)
+        on = self.tracks.on(machine or ctx, "device", run.lane, run.ops.device)
         self._slice(on, f"split {run.ops.split}", run.begin, run.end, "run", run.args)
         self._draw_kernels(on, run.ops, plan, work)
         if run.submitted is not None:
-            self._n_flows += 1
-            flow = {"id": self._n_flows, "name": "run", "cat": "run"}
-            of = self.tracks.on(ctx, "submissions")
-            self._event({"ph": "s", **of._asdict(), "ts": self._us(run.submitted), **flow})
-            self._event({"ph": "f", "bp": "e", **on._asdict(), "ts": self._us(run.begin), **flow})
+            self._flow("run", self.tracks.on(ctx, "submissions"), run.submitted, on, run.begin)
+
+    def _flow(self, name: str, of: Track, begin: int, on: Track, end: int) -> None:
+        """An arrow from the slice of a track at one time to that of another."""
+        self._n_flows += 1
+        flow = {"id": self._n_flows, "name": name, "cat": name}
+        self._event({"ph": "s", **of._asdict(), "ts": self._us(begin), **flow})
+        self._event({"ph": "f", "bp": "e", **on._asdict(), "ts": self._us(end), **flow})
+
+    def take_connection(self, connection: schema.Connection) -> None:
+        self._machines.add(connection)
+
+    def take_rpc(self, event: schema.Rpc) -> None:
+        """Draws commands, with arrows to the machine and back."""
+        for call in self._machines.slices(event, self.selection):
+            if call.sent:
+                at = self.tracks.on(0, "machines", call.connection, f"commands to {call.machine}")
+                self._slice(at, call.name, *call.sent, "command", call.args)
+            for name, (begin, end) in call.ways:
+                self._slice(at, name, begin, end, "way", {})
+            if call.served:
+                on = self.tracks.on(call.machine or 0, "commands", call.connection)
+                self._slice(on, call.name, *call.served, "command", call.args)
+            if call.sent and call.served:
+                self._flow("request", at, call.sent[0], on, call.served[0])
+            if call.reply and call.served:
+                self._flow("reply", on, call.served[0], at, call.reply[0])
 
     def _draw_kernels(
         self, on: Track, ops: schema.Ops, plan: traced.TracedPlan, work: KernelWork | None
@@ -322,8 +347,8 @@ class Tracks:
 
     def __init__(self, write: Callable[[dict[str, Any]], object], log: str, before: Track) -> None:
         self._write, self._log, self._before = write, log, before
-        self._processes: dict[int, int] = {}
-        self._tracks: dict[tuple[int, str, int, str], Track] = {}
+        self._processes: dict[int | str, int] = {}
+        self._tracks: dict[tuple[int | str, str, int, str], Track] = {}
 
     @property
     def latest(self) -> Track:
@@ -331,17 +356,19 @@ class Tracks:
         pid, tid = self._before
         return Track(pid + len(self._processes), tid + len(self._tracks))
 
-    def process(self, ctx: int) -> int:
-        """The number of a context's process."""
+    def process(self, ctx: int | str) -> int:
+        """The number of the process of a context, or of a machine, by its name."""
         if ctx not in self._processes:
             pid = self._processes[ctx] = self.latest.pid + 1
-            name = f"context {ctx}" if ctx else "session"
+            name = f"machine {ctx}" if isinstance(ctx, str) else f"context {ctx}"
+            name = {0: "session", -1: "clients"}.get(ctx, name)  # type: ignore[arg-type]
             self._describe("process_name", {"pid": pid}, {"name": name + self._log})
         return self._processes[ctx]
 
-    def on(self, ctx: int, name: str, lane: int = 0, device: str = "") -> Track:
-        """A context's track of ORDER. Slices that overlap are on different lanes, which are tracks
-        of one name; each thread is a lane of its own name, and so is each `device`."""
+    def on(self, ctx: int | str, name: str, lane: int = 0, device: str = "") -> Track:
+        """A track of ORDER, of a context or a machine. Slices that overlap are on different lanes,
+        which are tracks of one name; each thread is a lane of its own name, and so is each
+        `device`."""
         key = ctx, name, lane, device
         if key not in self._tracks:
             track = self._tracks[key] = Track(self.process(ctx), self.latest.tid + 1)

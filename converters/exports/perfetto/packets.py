@@ -12,6 +12,8 @@ from typing import Any
 
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+from llamacpp_instr.log.schema import CONTEXTS_KEPT
+
 BEGIN = pb.TrackEvent.TYPE_SLICE_BEGIN
 END = pb.TrackEvent.TYPE_SLICE_END
 INSTANT = pb.TrackEvent.TYPE_INSTANT
@@ -218,11 +220,21 @@ def sample(t: int, track: int, value: float) -> bytes:
 
 
 def track(
-    uuid: int, name: str, parent: int = 0, rank: int = 0, note: str = "", unit: str | None = None
+    uuid: int,
+    name: str,
+    parent: int = 0,
+    rank: int = 0,
+    note: str = "",
+    unit: str | None = None,
+    process: int = 0,
 ) -> bytes:
     """The description of a track. Its children are in the order of their ranks; tracks of one name
-    and one parent are shown as one. With `unit` it is a counter of bytes, or of that unit."""
+    and one parent are shown as one. With `unit` it is a counter of bytes, or of that unit; with the
+    number of a `process` it is that of a machine."""
     described = pb.TrackDescriptor(uuid=uuid, name=valid(name), sibling_order_rank=rank)
+    if process:
+        described.process.pid = process
+        described.process.process_name = valid(name)
     if parent:
         described.parent_uuid = parent
     if note:
@@ -267,6 +279,10 @@ _NOTES = {
     " and ops. An arrow leads from the submission. Times are on the clock of the trace, within the"
     " uncertainty among the arguments of a split.",
     "device waits": "Waiting for asynchronous backends.",
+    "machines": "Commands to machines of llama.cpp's RPC backend: from sending until the reply was"
+    " there, or until all was sent. Arrows lead to the machine and back: from what is inside of a"
+    " command, or from the command.",
+    "commands": "Commands that came over the network, from their arrival until they were done.",
     "sampler": "Choosing the next token.",
     "tokens/s": "",
     "KV": "",
@@ -302,6 +318,7 @@ class Tracks:
         """the largest number so far"""
         self.child = cache(self._child)
         self._contexts: dict[int, int] = {}
+        self._machines: dict[str, int] = {}
         self._suffixes: dict[int, str] = {}
         """what the tracks below a context's are called, besides; nothing for the first"""
 
@@ -318,6 +335,15 @@ class Tracks:
             self._contexts[ctx] = new
             self._suffixes[new] = f" of {name}" if n or self._log else ""
         return self._contexts[ctx]
+
+    def machine(self, name: str, note: str) -> int:
+        """The track of a machine, which is a process; the tracks below it have short names."""
+        if name not in self._machines:
+            n = len(self._machines) + 1
+            rank, process = self._first + CONTEXTS_KEPT + n, self._first + n
+            track = self._new(f"machine {name}{self._log}", 0, rank, note, process=process)
+            self._machines[name] = track
+        return self._machines[name]
 
     def _child(
         self,
@@ -342,7 +368,8 @@ class Tracks:
         rank: int = 0,
         note: str = "",
         unit: str | None = None,
+        process: int = 0,
     ) -> int:
         self.latest += 1
-        self._write(track(self.latest, name, parent, rank, note, unit))
+        self._write(track(self.latest, name, parent, rank, note, unit, process))
         return self.latest

@@ -17,6 +17,7 @@ import msgspec
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.converters.exports import traced
+from llamacpp_instr.converters.exports.calls import CallSlice, Machines
 from llamacpp_instr.converters.exports.perfetto.kernels import KernelSlices
 from llamacpp_instr.converters.exports.perfetto.packets import (
     BEGIN,
@@ -82,6 +83,7 @@ class _Writer(traced.TracedLog):
         self.tracks: Tracks = Tracks(self._emit, name, before.tracks.latest if before else 0)
         self._request_flows: dict[int, array[int]] = {}
         """to the steps of each request that has not ended, by `id`"""
+        self._machines = Machines()
         self._run_flows: dict[tuple[int, int], int] = {}
         """by compute and split: from its submission"""
         flows = self._new_flows if options.flows else None
@@ -389,12 +391,50 @@ class _Writer(traced.TracedLog):
         self, ctx: int, run: traced.DeviceRun, plan: traced.TracedPlan, work: KernelWork
     ) -> None:
         home, ops = self.tracks.context(ctx), run.ops
+        if machine := self._machines.of_device(ops.device):
+            home = self.tracks.machine(machine, self._machines.about(machine))
         track = self.tracks.child(home, ops.device, lane=run.lane, below="devices")
         flow = self._run_flows.pop((ops.compute, ops.split), None)
         shown = track, f"split {ops.split}", "run", tuple(run.args), "terminating_flow_ids"
         flows = [] if flow is None else [flow]
         self._fill((shown,), (run.begin, run.end, flows, *run.args.values()))
         self._kernels.add_ops(ops, plan.timeline, track, work)
+
+    def take_connection(self, connection: schema.Connection) -> None:
+        self._machines.add(connection)
+
+    def take_rpc(self, event: schema.Rpc) -> None:
+        for call in self._machines.slices(event, self.selection):
+            self._draw_call(call)
+
+    def _draw_call(self, call: CallSlice) -> None:
+        """Draws a command on the client's track and on the machine's, with an arrow there and one
+        to the reply."""
+        there, back = self._new_flows(1), self._new_flows(1)
+        if call.sent:
+            link = f"commands to {call.machine}"
+            on = self.tracks.child(self.tracks.home, link, lane=call.connection, below="machines")
+            event = self._packets.event(BEGIN, on, call.name, "command", call.args)
+            events = {"request": event}  # without a way of its own, the command itself
+            packets = []
+            for name, (begin, end) in call.ways:
+                events[name] = self._packets.event(BEGIN, on, name, "way")
+                packets += [(begin, events[name]), (end, closing(on))]
+            events["request"].flow_ids.extend([there] if call.served else [])
+            if call.reply:
+                events["reply"].terminating_flow_ids.append(back)
+            for t, packet in ((call.sent[0], event), *packets, (call.sent[1], closing(on))):
+                self._emit(event_packet(t, packet))
+        if call.served:
+            home = self.tracks.home
+            if call.machine:
+                home = self.tracks.machine(call.machine, self._machines.about(call.machine))
+            on = self.tracks.child(home, "commands", lane=call.connection)
+            event = self._packets.event(BEGIN, on, call.name, "command", call.args)
+            event.terminating_flow_ids.extend([there] if call.sent else [])
+            event.flow_ids.extend([back] if call.reply else [])
+            begin, end = call.served
+            self._emit(event_packet(begin, event) + event_packet(end, closing(on)))
 
     def draw_token(self, token: schema.Token) -> None:
         if self.options.flows:
