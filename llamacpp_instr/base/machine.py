@@ -19,9 +19,7 @@ from llamacpp_instr.base.processes import output_of
 POWERCAP = Path("/sys/class/powercap")
 
 IS_MAC = sys.platform == "darwin"
-INSTALL_COMPILER = (
-    "macOS: xcode-select --install" if IS_MAC else "Debian, Ubuntu: apt install g++"
-)
+INSTALL_COMPILER = "macOS: xcode-select --install" if IS_MAC else "Debian, Ubuntu: apt install g++"
 
 
 def untested() -> str:

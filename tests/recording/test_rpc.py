@@ -164,9 +164,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
 
 
 @pytest.mark.parametrize("servers", [2, 3])
-def test_logits_are_those_of_one_machine(
-    servers: int, local: list[bytes], tmp_path: Path
-) -> None:
+def test_logits_are_those_of_one_machine(servers: int, local: list[bytes], tmp_path: Path) -> None:
     client_log, logs, _ = recorded(tmp_path, servers)
     assert logits(tmp_path / "recorded.npz") == local
     with ExitStack() as stack:
