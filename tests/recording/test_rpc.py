@@ -49,6 +49,8 @@ pytestmark = pytest.mark.native
 
 Event = dict[str, Any]
 CODE = {name: code for code, name in enumerate(schema.RPC_COMMANDS)}
+COUNTER = 1000
+"""ns by which times of the processor's counter, as those of splits, may differ from the clock's"""
 COMPUTES = {CODE["GRAPH_COMPUTE"], CODE["GRAPH_RECOMPUTE"]}
 
 
@@ -259,11 +261,11 @@ def test_a_command_names_what_queued_it(two: tuple[Path, list[Path]]) -> None:
                 continue
             begin, end = spans[of.compute, of.split]
             if of.code in COMPUTES:
-                assert begin <= of.queued <= end
+                assert begin - COUNTER <= of.queued <= end + COUNTER
                 continue
             copies += 1
-            assert of.queued <= begin
-            assert of.split == 0 or spans[of.compute, of.split - 1][1] <= of.queued
+            assert of.queued <= begin + COUNTER
+            assert of.split == 0 or spans[of.compute, of.split - 1][1] <= of.queued + COUNTER
     assert copies >= 9
 
 
