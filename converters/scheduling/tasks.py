@@ -11,8 +11,10 @@ no later step has to check them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from pathlib import Path
@@ -160,6 +162,8 @@ class EngineKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """bytes per second of one engine: a task takes at least bytes / bandwidth"""
     local_memory: int | None = None
     """bytes: two buffers of half of it hold what transfers bring"""
+    layers: str | None = None
+    """`A` or `A-B`: of the tasks in layers, it runs only those of these; None: those of all"""
 
     @property
     def transfers(self) -> bool:
@@ -167,6 +171,9 @@ class EngineKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.runs == frozenset({"memory"})
 
     def can_run(self, label: Label) -> bool:
+        layers = None if self.layers is None else layer_range(self.layers) or range(0)
+        if layers is not None and label.layer >= 0 and label.layer not in layers:
+            return False
         if label.device:
             return self.runs is not None and label.device in self.runs
         return self.runs is None or label.op in self.runs or label.kind in self.runs
@@ -176,6 +183,13 @@ class EngineKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next(
             (self.speed[key] for key in (label.op, label.kind, "*") if key in self.speed), 1.0
         )
+
+
+@cache
+def layer_range(text: str) -> range | None:
+    """The layers of `A` or `A-B`, both inclusive; None if it is neither or has no layer."""
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text)
+    return range(int(match[1]), int(match[2] or match[1]) + 1) or None if match else None
 
 
 @dataclass(frozen=True)
@@ -273,6 +287,8 @@ def _wrong_engines(file: _EngineFile) -> Iterator[str]:
         names.add(kind.name)
         if kind.count < 1:
             yield f"{where}: count must be at least 1, got {kind.count}"
+        if kind.layers is not None and layer_range(kind.layers) is None:
+            yield f"{where}: layers must be like 7 or 0-7, got {printable(kind.layers)}"
         if kind.runs is not None and not kind.runs:
             yield f"{where}: runs is empty; leave it out for an engine that runs everything"
         for key in [*sorted(kind.runs or ()), *(key for key in kind.speed if key != "*")]:
@@ -316,15 +332,22 @@ def check_usable(tasks: Tasks, engines: Engines) -> None:
     labels = [tasks.labels[i] for i in np.unique(tasks.label).tolist()]
     for kind in engines.kinds:
         brings = engines.transfers and kind.transfers and bool((tasks.load > 0).any())
-        if not brings and not any(map(kind.can_run, labels)):
+        own = [label for label in labels if kind.layers is None or label.layer >= 0]
+        if not brings and not any(map(kind.can_run, own)):
             ops = sorted({f"{label.op} ({label.kind})" for label in labels})
             more = f" and {len(ops) - 8} more" if len(ops) > 8 else ""
+            only = f" in layers {kind.layers}" if kind.layers is not None else ""
             raise UsageError(
-                f"engine {kind.name}: it runs {', '.join(sorted(kind.runs or ()))}, but no task is"
-                f" of that; the tasks are {printable(', '.join(ops[:8]))}{more}"
+                f"engine {kind.name}: it runs {', '.join(sorted(kind.runs or {'all'}))}{only}, but"
+                f" no task is of that; the tasks are {printable(', '.join(ops[:8]))}{more}"
             )
     for label in labels:
         if not any(kind.can_run(label) for kind in engines.kinds):
+            if any(msgspec.structs.replace(of, layers=None).can_run(label) for of in engines.kinds):
+                raise UsageError(
+                    f"no engine runs {printable(label.name)} of layer {label.layer}; add the layer"
+                    " to what one of them runs"
+                )
             raise UsageError(
                 f"no engine runs {label.op} ({label.kind}), such as {printable(label.name)};"
                 f' add "{label.op}" or "{label.kind}" to what one of them runs'

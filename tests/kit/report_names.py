@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 
 from tests.kit.in_process import printed
 from tests.kit.native_kit import ROOT
-from tests.kit.rpc_logs import Server, write_merged_log
 from tests.kit.tiny_models import write_llama
 
 PAGE = ROOT / "docs" / "reference" / "json.md"
@@ -25,13 +24,11 @@ IMATRIX = TESTS / "fuzz" / "corpus" / "imatrix" / "seed-imatrix.gguf"
 TINY = write_llama(Path(LOGS.name) / "tiny.gguf")
 FASTER = ROOT / "docs" / "tutorials" / "faster-server.log.gz"
 MACHINE = TESTS / "fixtures" / "machine.json"
-MACHINES = Path(LOGS.name) / "machines.log"
-write_merged_log(MACHINES, 1, [Server("10.0.0.2")])
 REPORTS = {
     "summary": f"summary {LOG}",
     "summary of llama-bench": f"summary {TESTS / 'fixtures' / 'llama-bench.log.gz'}",
     "summary with a device": f"summary {TESTS / 'fixtures' / 'devices.log'}",
-    "summary over machines": f"summary {MACHINES}",
+    "summary over machines": f"summary {TESTS / 'fixtures' / 'machines.log.gz'}",
     "stats": f"stats {LOG} --by layer,op",
     "experts": f"stats {TESTS / 'fixtures' / 'experts.log'} --by expert",
     "experts of a layer": f"stats {TESTS / 'fixtures' / 'experts.log'} --by expert --layers 0",

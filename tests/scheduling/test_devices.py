@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 
 from llamacpp_instr.base.errors import UsageError
+from llamacpp_instr.converters.scheduling.schedule import Schedule
 from llamacpp_instr.converters.scheduling.sources import Wanted, tasks_of_session
 from llamacpp_instr.converters.scheduling.tasks import Engines, Tasks, equal_engines, read_engines
 from llamacpp_instr.log import schema as s
@@ -91,3 +92,56 @@ def test_what_crosses_between_a_device_and_the_cpu_is_waited_for() -> None:
 def test_a_device_whose_kernels_are_not_there_is_refused() -> None:
     with pytest.raises(UsageError, match="Vulkan0 ran part of the graph, whose kernels the log"):
         tasks_of(FIXTURES / "vulkan-mixed.log.gz", equal_engines(1))
+
+
+def plan_on(path: Path, text: str) -> Schedule:
+    """The schedule of the demo model's decode, on the engines of a file with this text."""
+    path.write_text(text)
+    engines = read_engines(path)
+    return WANTED.plan(tasks_of(FIXTURES / "demo-verbose.log", engines), engines)
+
+
+MORE_MACHINES = """handover_ns = 5_000_000
+[[engine]]
+name = "client"
+layers = "0"
+[[engine]]
+name = "a"
+layers = "1"
+[[engine]]
+name = "b"
+layers = "2-3"
+"""
+
+
+def test_layers_are_put_on_machines_that_were_not_there(tmp_path: Path) -> None:
+    """A log of one machine on three: each gets its layers, and what crosses to another one takes
+    the hand-over."""
+    made = plan_on(tmp_path / "more.toml", MORE_MACHINES)
+    tasks = made.tasks
+    where: dict[int, set[str]] = defaultdict(set)
+    for i, engine in enumerate(made.engine.tolist()):
+        where[tasks.label_of(i).layer].add(made.engines.name(engine))
+    del where[-1]
+    assert where == {0: {"client 0"}, 1: {"a 0"}, 2: {"b 0"}, 3: {"b 0"}}
+    alone = WANTED.plan(tasks, equal_engines(1))
+    crossings = made.makespan - int(tasks.ns.sum())
+    assert crossings >= 2 * 5_000_000
+    assert made.makespan < alone.makespan + 4 * 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("layers", "problem"),
+    [
+        ("a-b", "engine a: layers must be like 7 or 0-7, got a-b"),
+        ("3-1", "engine a: layers must be like 7 or 0-7, got 3-1"),
+        ("900", "engine a: it runs all in layers 900, but no task is of that"),
+        ("0-2", "no engine runs .* of layer 3; add the layer to what one of them runs"),
+    ],
+)
+def test_layers_that_fit_nothing_are_named(layers: str, problem: str, tmp_path: Path) -> None:
+    text = f'[[engine]]\nname = "a"\nlayers = "{layers}"\n'
+    if layers == "900":
+        text += '[[engine]]\nname = "client"\n'
+    with pytest.raises(UsageError, match=problem):
+        plan_on(tmp_path / "x.toml", text)
