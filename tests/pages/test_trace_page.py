@@ -13,8 +13,11 @@ from tests.kit.trace_processor import ask, needs_node
 
 PAGE = (ROOT / "docs" / "how-to" / "read-a-trace.md").read_text(encoding="utf-8")
 FIXTURE = ROOT / "tests" / "fixtures" / "demo-verbose.log"
-# no device, no --stats, no `machine` event and nothing to warn of in that session
-ABSENT = {"splits", "device waits", "devices", "tensor statistics", "machine", "messages"}
+# no device, no other machine, no --stats, no `machine` event and nothing to warn of in that session
+ABSENT = {
+    "splits", "device waits", "devices", "machines", "machine HOST:PORT", "tensor statistics",
+    "machine", "messages",
+}  # fmt: skip
 
 
 def named(heading: str) -> list[str]:

@@ -40,7 +40,9 @@ from tests.kit.quantized_kit import quantized_demo
 
 pytestmark = pytest.mark.native
 
-TEXT = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "docs/explanation/demo-model.md")
+TEXT = "".join((ROOT / page).read_text() for page in PAGES)
+"""each half has more than two contexts of 512 tokens"""
 SMALL = ("--chunks", 1, "--threads", 1)
 MACHINE = ROOT / "tests" / "fixtures" / "machine.json"
 
