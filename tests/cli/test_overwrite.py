@@ -163,8 +163,9 @@ PEERS = {("import", "--output")}
 """needs PyTorch; tests/peers runs it"""
 NO_FILE = {
     "A,B,...", "ADDRESS", "ARGS", "A[-B]", "BITS", "COLUMN", "DATASET", "HOST:PORT,…",
-    "KEY=PATTERN", "KEY[,KEY]", "N", "N,...", "NAME", "NAME,…", "OP,…", "PATTERN", "PATTERN=BUFFER", "PERCENT",
-    "PATTERN=TYPE", "SHARE,…", "SIZE", "TEXT", "TOKENS", "TYPE", "TYPE,...", "TYPE,…",
+    "KEY=PATTERN", "KEY[,KEY]", "N", "N,...", "NAME", "NAME,…", "OP,…", "PATTERN",
+    "PATTERN=BUFFER", "PATTERN=TYPE", "PERCENT", "SHARE,…", "SIZE", "TEXT", "TOKENS",
+    "TYPE", "TYPE,...", "TYPE,…",
 }  # fmt: skip
 """metavars of the other options"""
 
