@@ -3,6 +3,7 @@
 // nothing. The trace viewer's polyfill comes from npm. The rest is TensorBoard's own.
 // Request: {chromium, address, pictures}. Returns {views: {name: text}, errors}.
 
+import {readFileSync} from 'node:fs';
 import {launch} from './watched.mjs';
 
 const NO_CHARTS = `
