@@ -223,11 +223,14 @@ def join_processes(processes: Sequence[Process]) -> Joined:
     clients = [of for of in processes if of.is_client]
     servers = [of for of in processes if not of.is_client]
     if not clients:
-        raise LogError("is of a server; name its client's log, too", processes[0].run.name)
+        raise LogError("it is a server's log; name its client's log, too", processes[0].run.name)
     if len(clients) > 1:
-        raise LogError(f"is of a client, as {clients[0].run.name} is", clients[1].run.name)
+        raise LogError(
+            f"it is a client's log, and so is {clients[0].run.name}; one client is possible",
+            clients[1].run.name,
+        )
     if not servers:
-        raise LogError("is of a client; name its servers' logs, too", clients[0].run.name)
+        raise LogError("it is a client's log; name its servers' logs, too", clients[0].run.name)
     client = clients[0]
     for server in servers:
         if server.start.id in {of.id for of in client.connections.values()}:
@@ -241,7 +244,7 @@ def join_processes(processes: Sequence[Process]) -> Joined:
             raise LogError(_stranger(client, server), server.run.name)
         if (clock := join_clocks(_exchanges(client, server, of_server))) is None:
             raise LogError(
-                f"its clock does not fit {client.run.name}: what one sent would be there before",
+                f"its clock does not fit {client.run.name}: data would arrive before it was sent",
                 server.run.name,
             )
         clocks.append(clock)
@@ -285,8 +288,8 @@ def _by_commands(client: Process, servers: Sequence[Process], pairs: dict[int, P
                 f"connection {pair.other} of {servers[pair.server].run.name}" for pair in found[:2]
             )
             raise LogError(
-                f"connection {number} may be {one} or {other}: their addresses are of neither, and"
-                " the commands and clocks fit both",
+                f"connection {number} may be {one} or {other}: it has the addresses of"
+                " neither, and the commands and clocks fit both",
                 client.run.name,
             )
 

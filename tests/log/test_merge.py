@@ -204,17 +204,23 @@ def test_wrong_logs_are_refused_with_one_line(tmp_path: Path) -> None:
     events = [event for _, event in read_events(other)]
     other.write_bytes(encode([of_another_session(events[0]), *events[1:]]))
     assert (
-        wrong([client, other, a], tmp_path) == "other/client.log: is of a client, as client.log is"
+        wrong([client, other, a], tmp_path)
+        == "other/client.log: it is a client's log, and so is client.log; one client is possible"
     )
-    assert wrong([a, b], tmp_path) == "server-a.log: is of a server; name its client's log, too"
-    assert wrong([client], tmp_path) == "client.log: is of a client; name its servers' logs, too"
+    assert (
+        wrong([a, b], tmp_path) == "server-a.log: it is a server's log; name its client's log, too"
+    )
+    assert (
+        wrong([client], tmp_path) == "client.log: it is a client's log; name its servers' logs, too"
+    )
     plain = tmp_path / "plain.log"
     local = [event for event in made.client[1:] if not isinstance(event, s.Connection | s.Rpc)]
     plain.write_bytes(encode([of_another_session(made.client[0]), *local]))
     assert "it has no connection of llama.cpp's RPC backend" in wrong([client, plain], tmp_path)
     message = wrong([client, other_a], tmp_path)
     assert message == (
-        "other/server-a.log: its clock does not fit client.log: what one sent would be there before"
+        "other/server-a.log: its clock does not fit client.log:"
+        " data would arrive before it was sent"
     )
     few = made_logs(7, [Server("10.0.0.2")], n_steps=3).write(other_folder)[1]
     assert wrong([client, few], tmp_path) == (
