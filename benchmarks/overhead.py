@@ -7,7 +7,8 @@ which is llama.cpp's own way to observe a graph, and without; with --quick, in a
 processes. Callgrind counts the instructions of a
 decode with and without the patches; this figure has hardly any noise. With --devices it measures
 sessions on BLAS and on Mesa's lavapipe instead: both compute on the CPU, so its time is all there
-is. With --rpc it measures a client and two servers on this machine, recorded and not, in pairs.
+is. With --rpc it measures a client and two servers on this machine, recorded and not, and how much
+two runs without sessions differ.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from benchmarks.harness import MODEL_100M, MODEL_EXPERTS, ROOT, arguments, median_ratio
 from llamacpp_instr.base.system import cache_dir
@@ -105,21 +108,28 @@ def measure_devices(processes: int) -> None:
             print(f"| {device} | {block} | `{level}` | {ratio} |", flush=True)
 
 
-def measure_rpc(pairs: int) -> None:
+def measure_rpc(rounds: int) -> None:
     large = cache_dir() / "tests" / "random-100m.gguf"
     models = {
         "demo, 3.7 M parameters": (DEMO, 600),
         "random, 100 M parameters": (write_random_layers(large, *MODEL_100M), 60),
     }
-    print("A client and two servers, recorded / not:\n")
-    print("| model | decodes | CPU time, median ratio [95 % interval] |")
-    print("|---|---|---|")
+    print("A client and two servers, and beside each ratio the range of 95 % of its pairs:\n")
+    print("| model | decodes | recorded / not | pairs | not recorded / not | pairs |")
+    print("|---|---|---|---|---|---|")
     for name, (model, decodes) in models.items():
-        times: dict[bool, list[int]] = {False: [], True: []}
-        for pair, is_second in product(range(pairs), (False, True)):
-            recorded = is_second != bool(pair % 2)
-            times[recorded].append(cpu_of_machines(model, decodes, recorded))
-        print(f"| {name} | {decodes} | {median_ratio(times[True], times[False])} |", flush=True)
+        columns = []
+        times: Times = defaultdict(list)
+        variants = ["off", "on", "again"]
+        for _ in range(rounds):
+            for variant in variants:
+                times[variant].append(cpu_of_machines(model, decodes, variant == "on"))
+            variants.append(variants.pop(0))
+        for variant in ("on", "again"):
+            ratios = np.divide(times[variant], times["off"])
+            low, high = np.quantile(ratios, [0.025, 0.975])
+            columns += [median_ratio(times[variant], times["off"]), f"{low:.3f} to {high:.3f}"]
+        print("|", " | ".join(map(str, [name, decodes, *columns])), "|", flush=True)
 
 
 def cpu_of_machines(model: Path, decodes: int, recorded: bool) -> int:
