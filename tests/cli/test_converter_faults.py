@@ -17,6 +17,7 @@ import pytest
 
 from tests.kit.nursery import Nursery
 from tests.kit.programs import in_namespace
+from tests.kit.rpc_logs import Server, made_logs
 
 pytestmark = pytest.mark.native
 
@@ -44,10 +45,20 @@ COMMANDS = {
     "weights, npz": "weights demo -o output.npz",
     "weights, safetensors": "weights demo -o output.safetensors",
     "quality": f"quality {MODEL} {MODEL} --only weights --html -o output",
+    "merge": "merge RPC_LOGS -o output",
 }
 KILLS = 8
 """per command, alternating between the signals"""
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+
+
+def words_of(name: str, folder: Path) -> list[str]:
+    """A command's words; logs that no fixture has are written to the folder."""
+    command = COMMANDS[name]
+    if "RPC_LOGS" in command:
+        logs = made_logs(1, [Server("10.0.0.2", 0)]).write(folder)
+        command = command.replace("RPC_LOGS", " ".join(map(str, logs)))
+    return command.split()
 
 
 def content(path: Path) -> dict[str, bytes] | None:
@@ -61,10 +72,10 @@ def content(path: Path) -> dict[str, bytes] | None:
 def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
     name: str, nursery: Nursery, tmp_path: Path
 ) -> None:
-    command, rng = COMMANDS[name] + " --force", random.Random(name)
-    output = tmp_path / command.split()[command.split().index("-o") + 1]
+    command, rng = [*words_of(name, tmp_path), "--force"], random.Random(name)
+    output = tmp_path / command[command.index("-o") + 1]
     begin = time.monotonic()
-    nursery.start(command.split(), tmp_path)
+    nursery.start(command, tmp_path)
     assert nursery.status() == 0, (tmp_path / "said").read_text()
     took, whole = time.monotonic() - begin, content(output)
     assert whole
@@ -78,7 +89,7 @@ def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
             _remove(output)
             before = None
         how = SIGNALS[number % len(SIGNALS)]
-        pid = nursery.start(command.split(), tmp_path)
+        pid = nursery.start(command, tmp_path)
         time.sleep(rng.uniform(0, 1.2 * took))
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, how)
@@ -118,8 +129,8 @@ def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
     disk.mkdir()
     kept.mkdir()
     requests = [
-        {"args": command.split(), "cwd": str(disk), "out": str(kept / name)}
-        for name, command in COMMANDS.items()
+        {"args": words_of(name, tmp_path), "cwd": str(disk), "out": str(kept / name)}
+        for name in COMMANDS
     ]
     (tmp_path / "requests").write_text("".join(json.dumps(r) + "\n" for r in requests))
     done = in_namespace(
