@@ -4,12 +4,11 @@
     python benchmarks/decode_worker.py --recorded MODEL THREADS
 
 DECODES of one token each, or with `NxM` N decodes of M tokens. `GGML_BACKEND_PATH` may name the
-module of a device. Variants take turns, block by block: `off`, a level (with a session), or
-`callback` (a no-op eval callback in C that asks for every node). Prints one JSON line:
-{variant: [ns, …]}. With --recorded,
-standard input names a log for each block: it is begun, and after one more line a block of it is
-measured. Imports nothing of this product, so that the same program can measure the unpatched
-library.
+module of a device. Variants take turns, block by block: `off`, `again` (the same), a level
+(with a session), or `callback` (a no-op eval callback in C that asks for every node). Prints one
+JSON line: {variant: [ns, …]}. With --recorded, standard input names a log for each block: it is
+begun, and after one more line a block of it is measured. Imports nothing of this product, so that
+the same program can measure the unpatched library.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for block in range(int(blocks)):
             for variant in variants if block % 2 else variants[::-1]:
-                is_recorded = variant not in ("off", "callback")
+                is_recorded = variant not in ("off", "again", "callback")
                 if is_recorded:
                     # a new file each time: ext4 flushes a truncated file when it is closed
                     begin_log(f"{folder}/{block}-{variant}.log", variant)

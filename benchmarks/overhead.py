@@ -7,8 +7,8 @@ which is llama.cpp's own way to observe a graph, and without; with --quick, in a
 processes. Callgrind counts the instructions of a
 decode with and without the patches; this figure has hardly any noise. With --devices it measures
 sessions on BLAS and on Mesa's lavapipe instead: both compute on the CPU, so its time is all there
-is. With --rpc it measures a client and two servers on this machine, recorded and not, and how much
-two runs without sessions differ.
+is. With --rpc it measures a client and two servers on this machine. Both also measure how much two
+runs without sessions differ.
 """
 
 from __future__ import annotations
@@ -52,10 +52,8 @@ def main() -> None:
     if options.rpc:
         measure_rpc(processes // 2)
         return
-    folder = cache_dir() / "tests"
-    folder.mkdir(parents=True, exist_ok=True)
-    large = write_random_layers(folder / "random-100m.gguf", *MODEL_100M)
-    experts = write_random_layers(folder / "random-experts.gguf", *MODEL_EXPERTS)
+    large = large_model()
+    experts = write_random_layers(large.with_name("random-experts.gguf"), *MODEL_EXPERTS)
     # blocks of about 0.1 s, so that other load on the machine affects both of a pair
     models = {
         "demo, 3.7 M parameters": (DEMO, 16, 400),
@@ -91,28 +89,36 @@ def main() -> None:
         print("\nvalgrind is not installed: instructions were not counted")
 
 
+def large_model() -> Path:
+    path = cache_dir() / "tests" / "random-100m.gguf"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_random_layers(path, *MODEL_100M)
+
+
 def measure_devices(processes: int) -> None:
     lavapipe = {**vulkan_environment(), "GGML_BACKEND_PATH": str(vulkan_module())}
     blas = {"GGML_BACKEND_PATH": str(blas_module())}
     # BLAS computes batches of 32 tokens and more
     devices = {
-        "Vulkan on lavapipe": (lavapipe, "16", "16 decodes"),
-        "OpenBLAS": (blas, "12x64", "12 batches of 64 tokens"),
+        "Vulkan on lavapipe": (lavapipe, "16", "4"),
+        "OpenBLAS": (blas, "12x64", "2x64"),
     }
-    print("| device | block | level | CPU time with a session / without [95 % interval] |")
-    print("|---|---|---|---|")
-    for device, (on, decodes, block) in devices.items():
-        times = in_turns(processes, DEMO, 1, 8, decodes, "off", "detailed", "verbose", on=on)
-        for level in ("detailed", "verbose"):
-            ratio = median_ratio(times[level], times["off"])
-            print(f"| {device} | {block} | `{level}` | {ratio} |", flush=True)
+    models = {"demo, 3.7 M parameters": DEMO, "random, 100 M parameters": large_model()}
+    print("| device | model | block | measured / not recorded | CPU time [95 % interval] | pairs |")
+    print("|---|---|---|---|---|---|")
+    variants = ("detailed", "verbose", "again")
+    for device, (on, *blocks) in devices.items():
+        for (name, model), decodes in zip(models.items(), blocks, strict=True):
+            times = in_turns(processes, model, 1, 8, decodes, "off", *variants, on=on)
+            for variant in variants:
+                cells = (device, name, decodes, variant, beside_off(times, variant))
+                print("|", " | ".join(cells), "|", flush=True)
 
 
 def measure_rpc(rounds: int) -> None:
-    large = cache_dir() / "tests" / "random-100m.gguf"
     models = {
         "demo, 3.7 M parameters": (DEMO, 600),
-        "random, 100 M parameters": (write_random_layers(large, *MODEL_100M), 60),
+        "random, 100 M parameters": (large_model(), 60),
     }
     print("A client and two servers, and beside each ratio the range of 95 % of its pairs:\n")
     print("| model | decodes | recorded / not | pairs | not recorded / not | pairs |")
@@ -126,10 +132,14 @@ def measure_rpc(rounds: int) -> None:
                 times[variant].append(cpu_of_machines(model, decodes, variant == "on"))
             variants.append(variants.pop(0))
         for variant in ("on", "again"):
-            ratios = np.divide(times[variant], times["off"])
-            low, high = np.quantile(ratios, [0.025, 0.975])
-            columns += [median_ratio(times[variant], times["off"]), f"{low:.3f} to {high:.3f}"]
+            columns.append(beside_off(times, variant))
         print("|", " | ".join(map(str, [name, decodes, *columns])), "|", flush=True)
+
+
+def beside_off(times: Times, variant: str) -> str:
+    """Two cells: the median ratio, and the range of 95 % of the pairs."""
+    low, high = np.quantile(np.divide(times[variant], times["off"]), [0.025, 0.975])
+    return f"{median_ratio(times[variant], times['off'])} | {low:.3f} to {high:.3f}"
 
 
 def cpu_of_machines(model: Path, decodes: int, recorded: bool) -> int:
