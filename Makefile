@@ -34,7 +34,7 @@
 # make fuzz         fuzz every reader for FUZZ_SECONDS (60) each; installs atheris
 # make test-oldest  run the suite with the oldest versions that pyproject.toml allows; TESTS selects files
 # make release      write sdist and wheel to dist and try them in an empty environment; NATIVE=1 adds the library
-# make pictures     take docs/images of `instr view`, `page`, `weights`, `debug` and of Netron in Chromium
+# make pictures     take docs/images of `instr view`, `page`, `weights`, `debug` and of Netron in Chromium, and draw charts
 # make quantization measure the demo model in seven file types, and write docs/how-to/choose-a-quantization.md
 # make bench        measure the cost of recording and converting, as ratios (half an hour; leave the machine alone)
 #

@@ -7,6 +7,8 @@ Records the demo model idle and with as many busy processes as there are CPUs, i
 
 from __future__ import annotations
 
+import os
+
 from benchmarks.diff_noise import neighbours
 from benchmarks.harness import arguments, record_demo, scratch
 from llamacpp_instr.converters.analyses.clock import compute_machine
@@ -22,7 +24,7 @@ def main() -> None:
     with scratch() as folder:
         log = folder / "session.log"
         for busy in [False, True] * n:
-            with neighbours(busy):
+            with neighbours(busy * (os.cpu_count() or 1)):
                 record_demo(log, 64, "--repeat", 5, "--threads", 2)
             session = load_session(log)
             steps, _ = counted_steps(session)

@@ -33,7 +33,7 @@ def main() -> None:
     """title -> for each pair the rows, and those with a difference"""
     failed = Counter[str]()
     done = 0
-    with scratch() as folder, neighbours(chosen.busy):
+    with scratch() as folder, neighbours(chosen.busy * (os.cpu_count() or 1)):
         for i in range(chosen.pairs):
             begin = time.monotonic()
             try:
@@ -79,10 +79,10 @@ def tell(line: str) -> None:
 
 
 @contextlib.contextmanager
-def neighbours(busy: bool) -> Iterator[None]:
-    """While the block runs, as many processes as CPUs compute, if `busy`."""
+def neighbours(n: int) -> Iterator[None]:
+    """While the block runs, `n` processes compute, on no CPU of their own."""
     command = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1) if busy]
+    others = [subprocess.Popen(command) for _ in range(n)]
     try:
         yield
     finally:

@@ -1,16 +1,17 @@
 """How far predictions are from measurements, for models that the probe never saw.
 
-    python -m benchmarks.predict [--machine machine.json] [--threads 1,2] [--busy] [--json]
+    python -m benchmarks.predict [--machine machine.json] [--threads 1,2] [--neighbours 1] [--json]
     python -m benchmarks.predict --models model-F16.gguf --calibrate Q4_K_M
 
 Each held-out model is quantized, recorded and predicted from the F16 file alone: random ones, or
-the files that --models names. --busy lets as many processes compute meanwhile as there are CPUs.
-With --calibrate, the record of that type scales the predictions of the others. Printed are median
-absolute errors of decodes, of prefills, and of each kind of op with more than 1 % of the time, with
-95 % intervals; beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's
-rate, and of bytes over the bandwidth. --json also has every step: its measured median with a 95 %
-interval, and its prediction. Intervals of medians are those of scipy's `quantile_test`, which
-assumes no distribution. Run it when the machine is idle, right after `instr probe`.
+the files that --models names. --neighbours lets so many processes compute meanwhile; without them,
+a recording that other processes disturbed is made again. With --calibrate, the record of that type
+scales the predictions of the others, which come a second time. Printed are median absolute errors
+of decodes, of prefills, and of each kind of op with more than 1 % of the time, with 95 % intervals;
+beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's rate, and of
+bytes over the bandwidth. --json also has every step: its measured median with a 95 % interval, and
+its prediction. Intervals of medians are those of scipy's `quantile_test`, which assumes no
+distribution. Run it when the machine is idle, right after `instr probe`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,15 @@ from scipy.stats import quantile_test
 from benchmarks.diff_noise import neighbours
 from benchmarks.harness import arguments, scratch
 from llamacpp_instr.base.machine import drop_cached
+from llamacpp_instr.converters.analyses.clock import compute_machine
 from llamacpp_instr.lab.quantize.plan import QuantizeOptions
 from llamacpp_instr.lab.quantize.runner import Quantizer
 from llamacpp_instr.llama.engine import ContextOptions
 from llamacpp_instr.log.graph.kernels import plan_kernels
 from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.log.steps import counted_steps
 from llamacpp_instr.model.file import ModelFile, load_model_file
-from llamacpp_instr.prediction.calibrate import calibrate, scaled
+from llamacpp_instr.prediction.calibrate import calibrated
 from llamacpp_instr.prediction.fit import Floats, Sample, samples
 from llamacpp_instr.prediction.model import kernel_model
 from llamacpp_instr.prediction.probe.file import Probe, read_probe
@@ -56,6 +60,8 @@ RUNS = (
     Run(1, 25, past=16), Run(1, 15, past=512), Run(1, 11, past=2048), Run(8, 7, past=16),
     Run(128, 5), Run(512, 4),
 )  # fmt: skip
+TRIES = 3
+CALIBRATED = ", calibrated"
 FEW = 0.01
 """of the time of a step; kinds of op with less do not count"""
 
@@ -68,19 +74,24 @@ Errors = dict[str, list[tuple[float, float]]]
 def main() -> None:
     args = arguments(
         __doc__, machine=None, threads="1,2", types=",".join(TYPES), models="", calibrate="",
-        busy=False, json=False,
+        neighbours=0, json=False,
     )  # fmt: skip
     probe = read_probe(args.machine)
     errors: Errors = defaultdict(list)
     rows: list[Row] = []
-    with scratch() as folder, neighbours(args.busy):
+    with scratch() as folder, neighbours(args.neighbours):
         for model, source in held_out(folder, args.models):
             for threads in map(int, args.threads.split(",")):
-                done = [record(folder, source, of, threads) for of in args.types.split(",")]
-                used = calibrated(probe, done, args.calibrate)
-                for recorded in (of for of in done if of.type != args.calibrate):
-                    for row in compared(recorded, used, threads, errors):
-                        rows.append({"model": model, "type": recorded.type, **row})
+                tries = 1 if args.neighbours else TRIES
+                done = [record(folder, source, of, threads, tries) for of in args.types.split(",")]
+                used = {"": probe}
+                if args.calibrate:
+                    used[CALIBRATED] = by_log(probe, done, args.calibrate)
+                for how, recorded in product(used, done):
+                    if recorded.type == args.calibrate:
+                        continue
+                    for row in compared(recorded, used[how], threads, how, errors):
+                        rows.append({"model": model, "type": recorded.type, "how": how, **row})
                         print(*map(_short, rows[-1].values()), file=sys.stderr, flush=True)
     medians: dict[str, Any] = {}
     for what, pairs in sorted(errors.items()):
@@ -92,21 +103,37 @@ def main() -> None:
             "bias": float(np.median(of)),
             "roofline": float(np.median(np.abs(roofline))),
         }
-    error, spread = np.array([(row["error"], row["spread"]) for row in rows], float).T
-    within = float(np.mean(np.abs(np.log1p(error)) < 1.96 * spread))
+    within = {how or "predicted": coverage([of for of in rows if of["how"] == how]) for how in used}
     if args.json:
         print(json.dumps({"rows": rows, "medians": medians, "within_interval": within}, indent=1))
         return
     print(
-        f"{'what':32} {'steps':>6} {'error':>8} {'95 % interval':>17} {'bias':>8} {'roofline':>9}"
+        f"{'what':36} {'steps':>6} {'error':>8} {'95 % interval':>17} {'bias':>8} {'roofline':>9}"
     )
     for what, of in medians.items():
         low, high = of["interval"]
         print(
-            f"{what:32} {of['steps']:6} {of['median_error']:8.1%} {low:8.1%} {high:8.1%}"
+            f"{what:36} {of['steps']:6} {of['median_error']:8.1%} {low:8.1%} {high:8.1%}"
             f" {of['bias']:+8.1%} {of['roofline']:9.1%}"
         )
-    print(f"within the 95 % interval: {within:.0%} of {len(rows)} steps")
+    for how, covered in within.items():
+        medians_in, single_in = covered["medians"], covered["single"]
+        print(
+            f"{how}: within the 95 % interval are {medians_in:.0%} of the medians of steps,"
+            f" {single_in:.0%} of {covered['steps']} single ones"
+        )
+
+
+def coverage(rows: list[Row]) -> dict[str, float]:
+    """The parts of the medians, and of the single steps, within the intervals."""
+    error, spread, single, steps = np.array(
+        [(of["error"], of["spread"], of["within"], of["steps"]) for of in rows], float
+    ).T
+    inside = np.abs(np.log1p(error)) < 1.96 * spread
+    return {
+        "medians": float(inside.mean()), "single": float(single @ steps / steps.sum()),
+        "steps": int(steps.sum()),
+    }  # fmt: skip
 
 
 def interval(values: Floats) -> tuple[float, float]:
@@ -147,8 +174,9 @@ class Recorded:
     """of the file that was really quantized"""
 
 
-def record(folder: Path, path: Path, file_type: str, threads: int) -> Recorded:
-    """The file that is predicted has no weights; both are gone afterwards."""
+def record(folder: Path, path: Path, file_type: str, threads: int, tries: int) -> Recorded:
+    """The file that is predicted has no weights; both are gone afterwards. Recorded again, if
+    other processes took time from it and there are tries left."""
     source, real = load_model_file(path), folder / "quantized.gguf"
     retyped = folder / f"retyped-{file_type}"
     retyped.mkdir(exist_ok=True)
@@ -161,29 +189,34 @@ def record(folder: Path, path: Path, file_type: str, threads: int) -> Recorded:
             quantizer.write([plan], [real], force=True)
     drop_cached(real)
     log = folder / "measured.log"
-    record_runs(real, log, threads, RUNS)
+    for _ in range(tries):
+        record_runs(real, log, threads, RUNS)
+        session = load_session(log)
+        machine = compute_machine(session, counted_steps(session)[0])
+        if machine is None or not machine.is_disturbed:
+            break
+        print(path.name, file_type, machine.sentence(), file=sys.stderr)
     real.unlink()
-    return Recorded(file_type, predicted, load_session(log))
+    return Recorded(file_type, predicted, session)
 
 
-def calibrated(probe: Probe, done: list[Recorded], by: str) -> Probe:
-    if not by:
-        return probe
+def by_log(probe: Probe, done: list[Recorded], by: str) -> Probe:
     (session,) = (of.session for of in done if of.type == by)
-    model = kernel_model(probe, 1)
-    factors = calibrate(model, session)
+    model, factors = calibrated(kernel_model(probe, 1), session)
     print(by, factors, file=sys.stderr)
-    return msgspec.structs.replace(probe, kernel_model=scaled(model, factors))
+    return msgspec.structs.replace(probe, kernel_model=model)
 
 
-def compared(of: Recorded, probe: Probe, threads: int, errors: Errors) -> Iterator[Row]:
+def compared(of: Recorded, probe: Probe, threads: int, how: str, errors: Errors) -> Iterator[Row]:
     for sample in samples(of.session):
         # not the filling of a cache
         if len(sample.steps) >= 2 and sample.tokens in {run.tokens for run in RUNS}:
-            yield compare(sample, of.model, probe, threads, errors)
+            yield compare(sample, of.model, probe, threads, how, errors)
 
 
-def compare(sample: Sample, model: ModelFile, probe: Probe, threads: int, errors: Errors) -> Row:
+def compare(
+    sample: Sample, model: ModelFile, probe: Probe, threads: int, how: str, errors: Errors
+) -> Row:
     shape = UbatchShape(sample.tokens, sample.past)
     (planned,) = planned_steps(model, ContextOptions(), [shape])
     predicted = planned.predict(probe, threads)
@@ -191,7 +224,7 @@ def compare(sample: Sample, model: ModelFile, probe: Probe, threads: int, errors
     roofs = roofline(planned, probe, threads)
     kind = "decode" if sample.tokens == 1 else f"prefill of {sample.tokens}"
     of_step = ns / sample.step_ns - 1, float(roofs.sum()) / sample.step_ns - 1
-    errors[f"{kind}, {threads} threads"].append(of_step)
+    errors[f"{kind}, {threads} threads{how}"].append(of_step)
     measured: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     label = [name.split(" ")[0] for name in plan_kernels(planned.graph, planned.plan).label]
     assert len(label) == len(sample.ns)
@@ -200,12 +233,13 @@ def compare(sample: Sample, model: ModelFile, probe: Probe, threads: int, errors
             measured[name][i] += float(time)
     for name, (real, guess, roof) in measured.items():
         if real > FEW * sample.ns.sum():
-            errors[f"op {name}"].append((guess / real - 1, roof / real - 1))
+            errors[f"op {name}{how}"].append((guess / real - 1, roof / real - 1))
     low, high = interval(sample.steps)
     return {
         "threads": threads, "tokens": sample.tokens, "past": sample.past,
         "measured_us": sample.step_ns / 1e3, "predicted_us": ns / 1e3,
-        "error": of_step[0], "spread": error / ns,
+        "error": of_step[0], "spread": error / ns, "steps": len(sample.steps),
+        "within": float(np.mean(np.abs(np.log(sample.steps / ns)) < 1.96 * error / ns)),
         "low_us": low / 1e3, "high_us": high / 1e3,
     }  # fmt: skip
 

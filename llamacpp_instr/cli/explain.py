@@ -369,16 +369,14 @@ def _calibrate_probe(log: str, path: str) -> None:
     """Scale the costs in the file of this machine to a log."""
     from llamacpp_instr.base.output import open_output
     from llamacpp_instr.converters.analyses.probe import calibration_report
-    from llamacpp_instr.prediction.calibrate import calibrate, scaled
+    from llamacpp_instr.prediction.calibrate import calibrated
     from llamacpp_instr.prediction.model import kernel_model
     from llamacpp_instr.prediction.probe.file import check_machine, probe_json
     from llamacpp_instr.report.render import render_text
 
     known, [session] = _measured_before(path), Logs((log,)).sessions()
     check_machine(log, session.start.host.cpu, known)
-    model = kernel_model(known, 1)
-    factors = calibrate(model, session)
-    known.kernel_model = scaled(model, factors)
+    known.kernel_model, factors = calibrated(kernel_model(known, 1), session)
     with open_output(path, force=True) as file:
         file.write(probe_json(known))
     click.echo(render_text([calibration_report(factors)]), nl=False)

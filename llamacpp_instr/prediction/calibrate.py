@@ -2,17 +2,19 @@
 
 The memory of a machine is faster on some days than on others: neighbours share its caches, and
 where a file lies in memory changes how fast it is read. One factor for each kind of kernel follows
-it. Types of weights keep their relations, because one log has few of them.
+it. Types of weights keep their relations, because one log has few of them. A log of a machine whose
+steps scatter, because other processes take its CPUs, widens the interval of every prediction.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from math import exp, log
+from math import exp, hypot, log
 from statistics import median
 from typing import Literal
 
+import numpy as np
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
@@ -42,7 +44,17 @@ of one token and of several; `attention`"""
 def calibrate(model: KernelModel, session: Session) -> dict[Kind, float]:
     """A factor for the costs of each kind of kernel, with which `scaled` predicts the computes of a
     session: the median of measured over predicted times, and the closer to 1, the surer the probe
-    was. Raises UsageError if the session has too few computes of one shape, or ran on a device."""
+    was (`drawn`). Raises UsageError if the session has too few computes of one shape, or ran on a
+    device."""
+    ratios: dict[Kind, list[float]] = defaultdict(list)
+    for sample in _samples(session):
+        for kind, ratio in _ratios(sample, model).items():
+            ratios[kind].append(ratio)
+    spread = median(of.spread for of in model.overheads)
+    return {kind: exp(drawn(median(of), spread)) for kind, of in sorted(ratios.items())}
+
+
+def _samples(session: Session) -> list[Sample]:
     if session.device_ops:
         raise UsageError(f"{session.path}: parts ran on a device; only the CPU is predicted")
     found = [of for of in samples(session) if len(of.steps) >= LEAST_COMPUTES]
@@ -51,13 +63,28 @@ def calibrate(model: KernelModel, session: Session) -> dict[Kind, float]:
             f"{session.path} has no {LEAST_COMPUTES} computes of one shape with their kernels;"
             " record some decodes with --level detailed"
         )
-    ratios: dict[Kind, list[float]] = defaultdict(list)
-    for sample in found:
-        for kind, ratio in _ratios(sample, model).items():
-            ratios[kind].append(ratio)
-    spread = median(of.spread for of in model.overheads)
-    trust = spread**2 / (spread**2 + OWN_ERROR**2)
-    return {kind: exp(trust * median(of)) for kind, of in sorted(ratios.items())}
+    return found
+
+
+def drawn(ratio: float, spread: float) -> float:
+    """A ratio in logarithms, drawn towards 0 by how sure the probe is. One far beyond its spread
+    counts almost in full: the machine is not as it was then."""
+    doubt = max(spread, abs(ratio)) ** 2
+    return ratio * doubt / (doubt + OWN_ERROR**2)
+
+
+def calibrated(model: KernelModel, session: Session) -> tuple[KernelModel, dict[Kind, float]]:
+    """`model` scaled by the factors of `calibrate`, and these. The spread of its steps is at least
+    as wide as those of the session scatter. Raises like `calibrate`."""
+    factors = calibrate(model, session)
+    found = scaled(model, factors)
+    logs: list[float] = []
+    for of in _samples(session):
+        predicted = costs_of(of.features, with_threads(found, of.threads), of.threads)
+        logs += np.abs(np.log(of.steps / predicted.total()[0])).tolist()
+    spread = hypot(OWN_ERROR, float(np.quantile(logs, 0.95)) / 1.96)
+    wider = [replace(of, spread=max(of.spread, spread)) for of in found.overheads]
+    return replace(found, overheads=wider), factors
 
 
 def _ratios(sample: Sample, model: KernelModel) -> dict[Kind, float]:

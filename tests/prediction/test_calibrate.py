@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.session import Session, load_session
-from llamacpp_instr.prediction.calibrate import OWN_ERROR, calibrate, scaled
+from llamacpp_instr.prediction.calibrate import OWN_ERROR, calibrate, calibrated, drawn, scaled
 from llamacpp_instr.prediction.fit import samples
 from llamacpp_instr.prediction.model import costs_of
 from llamacpp_instr.prediction.probe.file import KernelModel, probe_json, read_probe
@@ -30,16 +30,18 @@ def machine(spread: float = 10.0) -> KernelModel:
     return KernelModel(model.architecture, model.products, model.streams, model.others, overheads)
 
 
-def session_with(tmp_path: Path, product: float, add: float) -> Session:
-    """Computes of a product and an ADD, slower than the machine by these factors."""
+def session_with(tmp_path: Path, product: float, add: float, late: int = 0) -> Session:
+    """Computes of a product and an ADD, slower than the machine by these factors; `late` of five
+    steps take four times as long."""
     sketch = Sketch()
     for _ in range(5):
         sketch.step(900_000, ops=([1, 1], [0, 0]))
     (sample,) = samples(session_of(tmp_path / "plain.log", sketch.events))
     ns = costs_of(sample.features, machine(), 1).ns * [product, add]
+    ops = [round(1e6 * of) for of in ns]
     sketch = Sketch()
-    for _ in range(5):
-        sketch.step(900_000, ops=([round(1e6 * of) for of in ns], [0, 0]))
+    for i in range(5):
+        sketch.step(sum(ops) * (4 if i >= 5 - late else 1), ops=(ops, [0, 0]))
     return session_of(tmp_path / "slow.log", sketch.events)
 
 
@@ -48,12 +50,27 @@ def test_each_kind_of_kernel_gets_its_factor(tmp_path: Path) -> None:
     assert factors == pytest.approx({"decode": 1.5e6, "small": 0.5e6}, rel=2e-3)
 
 
-def test_the_surer_the_probe_the_less_a_log_counts(tmp_path: Path) -> None:
+def test_the_surer_the_probe_the_less_a_small_deviation_counts() -> None:
     """As sure as one model is like another: half, in logarithms."""
-    session = session_with(tmp_path, 1.5, 0.5)
-    factors = calibrate(machine(OWN_ERROR), session)
-    assert factors["decode"] == pytest.approx(math.sqrt(1.5e6), rel=2e-3)
-    assert calibrate(machine(0.0), session) == {"decode": 1.0, "small": 1.0}
+    assert drawn(0.05, OWN_ERROR) == pytest.approx(0.025)
+    assert drawn(0.05, 0.01) < 0.025 < drawn(0.05, 0.3) < 0.05
+    assert drawn(-0.05, 0.3) == -drawn(0.05, 0.3)
+
+
+def test_a_machine_that_is_far_from_the_probe_counts_in_full(tmp_path: Path) -> None:
+    """Beside a busy process, two threads take three times as long: no error of a sure probe."""
+    assert math.exp(drawn(math.log(3), 0.03)) == pytest.approx(3, rel=0.01)
+    factors = calibrate(machine(0.0), session_with(tmp_path, 1.5, 0.5))
+    assert factors == pytest.approx({"decode": 1.5e6, "small": 0.5e6}, rel=2e-3)
+
+
+def test_the_spread_covers_steps_that_scatter(tmp_path: Path) -> None:
+    """Two of the four steps that count are four times as late."""
+    model, _ = calibrated(machine(0.01), session_with(tmp_path, 1.5, 0.5, late=2))
+    (spread,) = {of.spread for of in model.overheads}
+    assert 1.96 * spread > math.log(4)
+    model, _ = calibrated(machine(0.3), session_with(tmp_path, 1.5, 0.5))
+    assert {of.spread for of in model.overheads} == {0.3}, "never surer than before"
 
 
 def test_scaled_costs_predict_scaled_times(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Takes the pictures of the docs: `make pictures`, or `python -m tests.programs.pictures`.
 
 They show a session of the demo model as `instr view` opens it, one on a device, the first part of
-its page, the model's weights, a stop in the debugger, and a graph in Netron; they are not edited.
+its page, the model's weights, a stop in the debugger, a graph in Netron, and charts of reports;
+they are not edited.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import netron
 
+from llamacpp_instr.converters.analyses.caches import draw_caches
 from llamacpp_instr.converters.scheduling.capacity.capacity import (
     Capacity,
     Load,
@@ -22,7 +24,11 @@ from llamacpp_instr.converters.scheduling.capacity.capacity import (
     recorded_server,
 )
 from llamacpp_instr.converters.scheduling.capacity.report import charts
+from llamacpp_instr.lab.quality.caches import parse_cache_types
+from llamacpp_instr.lab.quality.divergence import CacheTypes
+from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
 from llamacpp_instr.log.session import load_session
+from llamacpp_instr.model.file import load_model_file
 from tests.conftest import ROOT, read_events
 from tests.kit.browser_kit import browser, debugged
 from tests.kit.native_kit import DEMO
@@ -55,6 +61,7 @@ def main() -> None:
         take_debugger(Path(folder))
         take_netron(Path(folder))
     take_capacity()
+    take_caches()
     for picture in sorted(IMAGES.glob("*.png")):
         print(f"{picture.relative_to(ROOT)}: {picture.stat().st_size:,} bytes")
 
@@ -77,6 +84,14 @@ def take_capacity() -> None:
     ):
         if name:
             (IMAGES / f"{name}.png").write_bytes(chart.png())
+
+
+def take_caches() -> None:
+    """What four caches cost the demo model, by position."""
+    types = [CacheTypes(), *parse_cache_types("q8_0,q4_0", "q8_0,q4_0")]
+    files = [load_model_file(DEMO)] * len(types)
+    outputs = compare_outputs(files, None, OutputOptions(threads=1), caches=types)
+    (IMAGES / "kv-cache.png").write_bytes(draw_caches(outputs, files)[0].png())
 
 
 def take_page(folder: Path) -> None:
