@@ -83,6 +83,7 @@ def calibration_report(factors: Mapping[Kind, float]) -> Report:
 
 _KINDS: dict[Kind, str] = {
     "attention": "attention", "decode": "products of a decode", "prefill": "products of a prefill",
+    "reading": "reading of weights in a decode",
     "small": "other ops of one token", "large": "other ops of several tokens",
 }  # fmt: skip
 

@@ -9,10 +9,10 @@ steps scatter, because other processes take its CPUs, widens the interval of eve
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from math import exp, hypot, log
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from llamacpp_instr.prediction.fit import Sample, samples
 from llamacpp_instr.prediction.model import (
     ATTENTION,
     ONE,
+    Floats,
     Other,
     Product,
     costs_of,
@@ -36,9 +37,17 @@ OWN_ERROR = 0.08
 """deviation of one model's kernels of a kind that no factor removes: the contents of the weights,
 and where they lie in memory"""
 LEAST_COMPUTES = 3
-Kind = Literal["attention", "decode", "large", "prefill", "small"]
+Kind = Literal["attention", "decode", "large", "prefill", "reading", "small"]
 """of kernels that share a factor: `decode` and `prefill`, products; `small` and `large`, other ops
-of one token and of several; `attention`"""
+of one token and of several; `attention`; and `reading` the weights of a decode"""
+TIMES = 6
+"""that both factors of a decode's products are improved"""
+TINY = 1e-3
+"""a spread that is 0"""
+STEP = 0.01
+"""of a factor, in logarithms, for its derivative"""
+SEEN = 0.1
+"""of the time of a decode's products: a log in which reading takes less says nothing of it"""
 
 
 def calibrate(model: KernelModel, session: Session) -> dict[Kind, float]:
@@ -51,7 +60,48 @@ def calibrate(model: KernelModel, session: Session) -> dict[Kind, float]:
         for kind, ratio in _ratios(sample, model).items():
             ratios[kind].append(ratio)
     spread = median(of.spread for of in model.overheads)
-    return {kind: exp(drawn(median(of), spread)) for kind, of in sorted(ratios.items())}
+    found = {kind: exp(drawn(median(of), spread)) for kind, of in sorted(ratios.items())}
+    return found | _of_decodes(_samples(session), model, log(found.get("decode", 1.0)), spread)
+
+
+def _of_decodes(
+    found: Sequence[Sample], model: KernelModel, common: float, spread: float
+) -> dict[Kind, float]:
+    """The factors of computing and of reading with which the products of decodes have the least
+    errors, weighted by their time; both are `common`, in logarithms, with a deviation of `spread`
+    (Gauss and Newton's method). Where the threads of a machine are changes them, one sometimes up
+    and the other down."""
+    factors = np.full(2, common)
+
+    def logs(of: Floats) -> tuple[Floats, Floats]:
+        """Of measured over predicted times, and the part of each in the time of all."""
+        by: dict[Kind, float] = {"decode": exp(of[0]), "reading": exp(of[1])}
+        pairs = np.array([pair for one in found for pair in _products(one, scaled(model, by))])
+        measured, predicted = pairs.reshape(-1, 2).T
+        return np.log(measured / predicted), measured / measured.sum()
+
+    if not any(True for one in found for _ in _products(one, model)):
+        return {}
+    for i in range(TIMES):
+        ratios, share = logs(factors)
+        slopes = np.column_stack([(ratios - logs(factors + d)[0]) / STEP for d in STEP * np.eye(2)])
+        if not i and share @ slopes[:, 1] < SEEN:
+            return {}
+        # as if all products together were one figure with this error
+        weighted = slopes.T * share / OWN_ERROR**2
+        prior = np.eye(2) / max(spread, TINY) ** 2
+        factors = factors + np.linalg.solve(
+            weighted @ slopes + prior, weighted @ ratios + prior @ (common - factors)
+        )
+    return {"decode": exp(factors[0]), "reading": exp(factors[1])}
+
+
+def _products(of: Sample, model: KernelModel) -> Iterator[tuple[float, float]]:
+    """Measured and predicted times of the products of a decode, ns."""
+    predicted = costs_of(of.features, with_threads(model, of.threads), of.threads)
+    for kernel, ns, guess in zip(of.features.kernels, of.ns, predicted.ns, strict=True):
+        if _kind(kernel) == "decode":
+            yield ns, guess
 
 
 def _samples(session: Session) -> list[Sample]:
@@ -74,16 +124,21 @@ def drawn(ratio: float, spread: float) -> float:
 
 
 def calibrated(model: KernelModel, session: Session) -> tuple[KernelModel, dict[Kind, float]]:
-    """`model` scaled by the factors of `calibrate`, and these. The spread of its steps is at least
-    as wide as those of the session scatter. Raises like `calibrate`."""
+    """`model` scaled by the factors of `calibrate`, and these. A session on one thread says nothing
+    of several ones, and the reverse. The spread of steps is at least as wide as those of the
+    session scatter. Raises like `calibrate`."""
     factors = calibrate(model, session)
-    found = scaled(model, factors)
+    several = {of.threads > 1 for of in _samples(session)}
+    found = scaled(model, factors, [n for n in model.threads if (n > 1) in several])
     logs: list[float] = []
     for of in _samples(session):
         predicted = costs_of(of.features, with_threads(found, of.threads), of.threads)
         logs += np.abs(np.log(of.steps / predicted.total()[0])).tolist()
     spread = hypot(OWN_ERROR, float(np.quantile(logs, 0.95)) / 1.96)
-    wider = [replace(of, spread=max(of.spread, spread)) for of in found.overheads]
+    wider = [
+        replace(of, spread=max(of.spread, spread)) if (of.threads > 1) in several else of
+        for of in found.overheads
+    ]
     return replace(found, overheads=wider), factors
 
 
@@ -107,9 +162,16 @@ def _kind(of: Product | Other | ProductCost | OtherCost) -> Kind:
     return "small" if of.op.endswith(ONE) else "large"
 
 
-def scaled(model: KernelModel, factors: Mapping[Kind, float]) -> KernelModel:
-    """`model` with each kind of kernel slower by its factor. Products of few tokens are so in
-    computing and in reading."""
+def scaled(
+    model: KernelModel, factors: Mapping[Kind, float], threads: Collection[int] | None = None
+) -> KernelModel:
+    """`model` with each kind of kernel slower by its factor, for these numbers of threads, or for
+    all. Without a factor of reading, that is slower like the products of a decode."""
+    computing = factors.get("decode", 1.0)
+    reading = factors.get("reading", computing)
+
+    def each(entries: Iterable[Any], change: Callable[[Any], Any]) -> list[Any]:
+        return [change(of) if threads is None or of.threads in threads else of for of in entries]
 
     def product(of: ProductCost) -> ProductCost:
         by = factors.get(_kind(of), 1.0)
@@ -123,11 +185,10 @@ def scaled(model: KernelModel, factors: Mapping[Kind, float]) -> KernelModel:
             cold_ns_per_byte=by * of.cold_ns_per_byte,
         )  # fmt: skip
 
-    reading = factors.get("decode", 1.0)
     return KernelModel(
         model.architecture,
-        [product(of) for of in model.products],
-        [replace(of, bytes_per_second=of.bytes_per_second / reading) for of in model.streams],
-        [other(of) for of in model.others],
-        [replace(of, product_ns=reading * of.product_ns) for of in model.overheads],
+        each(model.products, product),
+        each(model.streams, lambda of: replace(of, bytes_per_second=of.bytes_per_second / reading)),
+        each(model.others, other),
+        each(model.overheads, lambda of: replace(of, product_ns=computing * of.product_ns)),
     )
