@@ -10,8 +10,9 @@ scales the predictions of the others, which come a second time. Printed are medi
 of decodes, of prefills, and of each kind of op with more than 1 % of the time, with 95 % intervals;
 beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's rate, and of
 bytes over the bandwidth. --json also has every step: its measured median with a 95 % interval, and
-its prediction. Intervals of medians are those of scipy's `quantile_test`, which assumes no
-distribution. Run it when the machine is idle, right after `instr probe`.
+its prediction. "Moved" are recordings after which threads wait for each other much longer, or less
+long, than while the machine was probed. Intervals of medians are those of scipy's `quantile_test`,
+which assumes no distribution. Run it when the machine is idle, right after `instr probe`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,14 @@ from llamacpp_instr.prediction.calibrate import calibrated
 from llamacpp_instr.prediction.fit import Floats, Sample, samples
 from llamacpp_instr.prediction.model import kernel_model
 from llamacpp_instr.prediction.probe.file import Probe, read_probe
-from llamacpp_instr.prediction.recorded import Run, Shape, record_runs, write_random_layers
+from llamacpp_instr.prediction.recorded import (
+    Run,
+    Shape,
+    barriers_of,
+    has_moved,
+    record_runs,
+    write_random_layers,
+)
 from llamacpp_instr.prediction.steps import PlannedStep, planned_steps, write_retyped
 from llamacpp_instr.recording.memory.plan import UbatchShape
 
@@ -62,6 +70,7 @@ RUNS = (
 )  # fmt: skip
 TRIES = 3
 CALIBRATED = ", calibrated"
+MOVED = ", moved"
 FEW = 0.01
 """of the time of a step; kinds of op with less do not count"""
 
@@ -90,7 +99,9 @@ def main() -> None:
                 for how, recorded in product(used, done):
                     if recorded.type == args.calibrate:
                         continue
-                    for row in compared(recorded, used[how], threads, how, errors):
+                    known = {of.threads: of.ns for of in probe.barriers}
+                    state = how + MOVED * has_moved(known, recorded.barriers)
+                    for row in compared(recorded, used[how], threads, state, errors):
                         rows.append({"model": model, "type": recorded.type, "how": how, **row})
                         print(*map(_short, rows[-1].values()), file=sys.stderr, flush=True)
     medians: dict[str, Any] = {}
@@ -172,6 +183,8 @@ class Recorded:
     model: ModelFile
     session: Session
     """of the file that was really quantized"""
+    barriers: dict[int, float]
+    """afterwards: ns by threads"""
 
 
 def record(folder: Path, path: Path, file_type: str, threads: int, tries: int) -> Recorded:
@@ -197,7 +210,7 @@ def record(folder: Path, path: Path, file_type: str, threads: int, tries: int) -
             break
         print(path.name, file_type, machine.sentence(), file=sys.stderr)
     real.unlink()
-    return Recorded(file_type, predicted, session)
+    return Recorded(file_type, predicted, session, barriers_of([threads]))
 
 
 def by_log(probe: Probe, done: list[Recorded], by: str) -> Probe:

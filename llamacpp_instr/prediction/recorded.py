@@ -27,7 +27,7 @@ from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction.fit import Sample, fit, samples
 from llamacpp_instr.prediction.probe.file import KernelModel
-from llamacpp_instr.prediction.probe.measure import ggml
+from llamacpp_instr.prediction.probe.measure import barriers, ggml
 from llamacpp_instr.recording.session import record
 
 ROWS = 64
@@ -146,6 +146,11 @@ TYPES_OF_LAYERS = (
 MIXED = ("F16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
 
 
+TRIES = 3
+MOVED = 1.5
+"""times as long"""
+
+
 @dataclass(frozen=True)
 class Run:
     """What is decoded: `times` times `tokens` tokens after `past` tokens."""
@@ -210,16 +215,33 @@ class Recorded:
 def record_subjects(
     folder: Path, threads: Sequence[int], subjects: Sequence[Subject] = SUBJECTS
 ) -> Iterator[Recorded]:
-    """Writes the models and the logs into `folder`; yields each log once it is complete."""
+    """Writes the models and the logs into `folder`; yields each log once it is complete. A log
+    after which the machine `has_moved` is recorded again, at most TRIES times in all."""
+    first = barriers_of(threads)
     for subject in subjects:
         model = write_random_layers(folder / f"{subject.name}.gguf", subject.shape, subject.types)
         for n_threads in threads:
             log = folder / f"{subject.name}-{n_threads}.log"
-            before, begin = read_joules(), time.monotonic()
-            record_runs(model, log, n_threads, subject.runs, subject.repack)
-            seconds, after = time.monotonic() - begin, read_joules()
+            for _ in range(TRIES):
+                before, begin = read_joules(), time.monotonic()
+                record_runs(model, log, n_threads, subject.runs, subject.repack)
+                seconds, after = time.monotonic() - begin, read_joules()
+                if not has_moved(first, barriers_of([n_threads])):
+                    break
             yield Recorded(subject.name, log, n_threads, joules_between(before, after), seconds)
         model.unlink()
+
+
+def barriers_of(threads: Sequence[int]) -> dict[int, float]:
+    """What a barrier takes now, ns, by threads; empty of one thread."""
+    return {of.threads: of.ns for of in barriers([n for n in threads if n > 1])}
+
+
+def has_moved(before: Mapping[int, float], now: Mapping[int, float]) -> bool:
+    """Whether the host of a virtual machine has put its CPUs elsewhere, so that threads are further
+    from each other, or nearer: a barrier then takes another time, and memory is read at another
+    rate."""
+    return any(not 1 / MOVED < ns / before[n] < MOVED for n, ns in now.items() if n in before)
 
 
 def record_runs(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.session import Session, load_session
+from llamacpp_instr.prediction import calibrate as calibration
 from llamacpp_instr.prediction.calibrate import OWN_ERROR, calibrate, calibrated, drawn, scaled
 from llamacpp_instr.prediction.fit import samples
-from llamacpp_instr.prediction.model import costs_of
+from llamacpp_instr.prediction.model import Features, Other, Product, costs_of
 from llamacpp_instr.prediction.probe.file import KernelModel, probe_json, read_probe
 from tests.conftest import Instr, assert_refused
 from tests.kit.made_machine import made_machine
@@ -48,6 +51,25 @@ def session_with(tmp_path: Path, product: float, add: float, late: int = 0) -> S
 def test_each_kind_of_kernel_gets_its_factor(tmp_path: Path) -> None:
     factors = calibrate(machine(), session_with(tmp_path, 1.5, 0.5))
     assert factors == pytest.approx({"decode": 1.5e6, "small": 0.5e6}, rel=2e-3)
+
+
+def test_computing_and_reading_of_a_decode_have_their_own_factors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on two CPUs that are nearer to each other: less waiting, and less bandwidth."""
+    (sample,) = samples(session_with(tmp_path, 1.0, 1.0))
+    sizes = [1e3] * 200 + [1e5] * 20 + [3e6]
+    products: list[Product | Other] = [
+        Product("F16", False, False, 1, n / 2, 100.0, n, n / 1000) for n in sizes
+    ]
+    known = Features(products, 1e8)
+    slower = scaled(machine(), {"decode": 0.7, "reading": 1.4})
+    ns = costs_of(known, slower, 1).ns
+    real = dataclasses.replace(sample, features=known, ns=ns, steps=np.full(5, ns.sum()))
+    monkeypatch.setattr(calibration, "samples", lambda _session: [real])
+    found = calibrate(machine(), session_with(tmp_path, 1.0, 1.0))
+    assert found["decode"] == pytest.approx(0.7, rel=0.02)
+    assert found["reading"] == pytest.approx(1.4, rel=0.02)
 
 
 def test_the_surer_the_probe_the_less_a_small_deviation_counts() -> None:

@@ -12,12 +12,15 @@ from gguf import GGUFReader
 
 from llamacpp_instr.base.machine import drop_cached
 from llamacpp_instr.model.types import BY_NAME
+from llamacpp_instr.prediction import recorded
 from llamacpp_instr.prediction.recorded import (
     CONTEXT,
     SUBJECTS,
     Run,
     Shape,
     Subject,
+    has_moved,
+    record_subjects,
     write_random_layers,
 )
 
@@ -47,6 +50,31 @@ def test_subjects_have_names_of_their_own() -> None:
     heads = {of.name: of.shape.width // of.shape.heads for of in SUBJECTS}
     for name, length in heads.items():
         assert not name.startswith("attention-") or name == f"attention-{length}"
+
+
+def test_threads_that_wait_much_longer_or_less_long_have_moved() -> None:
+    """0.27 and 0.57 us are what two virtual CPUs need on neighbouring cores and on distant ones."""
+    near, far = {2: 270.0}, {2: 570.0}
+    assert has_moved(near, far)
+    assert has_moved(far, near)
+    assert not has_moved(near, {2: 300.0})
+    assert not has_moved({}, near), "of one thread"
+
+
+def test_what_was_recorded_while_threads_moved_is_recorded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far after the first recording, and ever from the third on: there are three tries."""
+    waits = iter([270.0, 570.0, 280.0, 560.0, 560.0, 560.0])
+    runs: list[int] = []
+    monkeypatch.setattr(recorded, "barriers_of", lambda _threads: {2: next(waits)})
+    monkeypatch.setattr(recorded, "record_runs", lambda _model, _log, n, *_: runs.append(n))
+    monkeypatch.setattr(recorded, "write_random_layers", lambda path, *_: path)
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.gguf").touch()
+    subjects = [Subject(name, SUBJECTS[0].shape, ("F16",), (Run(1, 2),)) for name in ("one", "two")]
+    found = [(of.model, len(runs)) for of in record_subjects(tmp_path, [2], subjects)]
+    assert found == [("one", 2), ("two", 5)]
 
 
 @pytest.mark.native
