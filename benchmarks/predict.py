@@ -10,9 +10,8 @@ scales the predictions of the others, which come a second time. Printed are medi
 of decodes, of prefills, and of each kind of op with more than 1 % of the time, with 95 % intervals;
 beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's rate, and of
 bytes over the bandwidth. --json also has every step: its measured median with a 95 % interval, and
-its prediction. "Moved" are recordings after which threads wait for each other much longer, or less
-long, than while the machine was probed. Intervals of medians are those of scipy's `quantile_test`,
-which assumes no distribution. Run it when the machine is idle, right after `instr probe`.
+its prediction. Intervals of medians are those of scipy's `quantile_test`, which assumes no
+distribution. Run it when the machine is idle, right after `instr probe`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import json
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -49,8 +48,6 @@ from llamacpp_instr.prediction.probe.file import Probe, read_probe
 from llamacpp_instr.prediction.recorded import (
     Run,
     Shape,
-    barriers_of,
-    has_moved,
     record_runs,
     write_random_layers,
 )
@@ -70,7 +67,6 @@ RUNS = (
 )  # fmt: skip
 TRIES = 3
 CALIBRATED = ", calibrated"
-MOVED = ", moved"
 FEW = 0.01
 """of the time of a step; kinds of op with less do not count"""
 
@@ -88,20 +84,23 @@ def main() -> None:
     probe = read_probe(args.machine)
     errors: Errors = defaultdict(list)
     rows: list[Row] = []
-    with scratch() as folder, neighbours(args.neighbours):
+    counts = [int(of) for of in args.threads.split(",")]
+    with scratch() as folder:
         for model, source in held_out(folder, args.models):
-            for threads in map(int, args.threads.split(",")):
-                tries = 1 if args.neighbours else TRIES
-                done = [record(folder, source, of, threads, tries) for of in args.types.split(",")]
+            done = [
+                of
+                for name in args.types.split(",")
+                for of in record(folder, source, name, counts, args.neighbours)
+            ]
+            for threads in counts:
+                some = [of for of in done if of.threads == threads]
                 used = {"": probe}
                 if args.calibrate:
-                    used[CALIBRATED] = by_log(probe, done, args.calibrate)
-                for how, recorded in product(used, done):
+                    used[CALIBRATED] = by_log(probe, some, args.calibrate)
+                for how, recorded in product(used, some):
                     if recorded.type == args.calibrate:
                         continue
-                    known = {of.threads: of.ns for of in probe.barriers}
-                    state = how + MOVED * has_moved(known, recorded.barriers)
-                    for row in compared(recorded, used[how], threads, state, errors):
+                    for row in compared(recorded, used[how], threads, how, errors):
                         rows.append({"model": model, "type": recorded.type, "how": how, **row})
                         print(*map(_short, rows[-1].values()), file=sys.stderr, flush=True)
     medians: dict[str, Any] = {}
@@ -180,16 +179,18 @@ class Recorded:
     """The runs of a model in a file type, and the file from which they are predicted."""
 
     type: str
+    threads: int
     model: ModelFile
     session: Session
     """of the file that was really quantized"""
-    barriers: dict[int, float]
-    """afterwards: ns by threads"""
 
 
-def record(folder: Path, path: Path, file_type: str, threads: int, tries: int) -> Recorded:
-    """The file that is predicted has no weights; both are gone afterwards. Recorded again, if
-    other processes took time from it and there are tries left."""
+def record(
+    folder: Path, path: Path, file_type: str, counts: Sequence[int], busy: int
+) -> Iterator[Recorded]:
+    """For each number of threads, beside so many busy processes. The file that is predicted has no
+    weights; both are gone afterwards. Without a neighbour, what other processes disturbed is
+    recorded again, at most TRIES times in all."""
     source, real = load_model_file(path), folder / "quantized.gguf"
     retyped = folder / f"retyped-{file_type}"
     retyped.mkdir(exist_ok=True)
@@ -202,15 +203,17 @@ def record(folder: Path, path: Path, file_type: str, threads: int, tries: int) -
             quantizer.write([plan], [real], force=True)
     drop_cached(real)
     log = folder / "measured.log"
-    for _ in range(tries):
-        record_runs(real, log, threads, RUNS)
-        session = load_session(log)
-        machine = compute_machine(session, counted_steps(session)[0])
-        if machine is None or not machine.is_disturbed:
-            break
-        print(path.name, file_type, machine.sentence(), file=sys.stderr)
+    for threads in counts:
+        for _ in range(1 if busy else TRIES):
+            with neighbours(busy):
+                record_runs(real, log, threads, RUNS)
+            session = load_session(log)
+            machine = compute_machine(session, counted_steps(session)[0])
+            if machine is None or not machine.is_disturbed or busy:
+                break
+            print(path.name, file_type, machine.sentence(), file=sys.stderr)
+        yield Recorded(file_type, threads, predicted, session)
     real.unlink()
-    return Recorded(file_type, predicted, session, barriers_of([threads]))
 
 
 def by_log(probe: Probe, done: list[Recorded], by: str) -> Probe:

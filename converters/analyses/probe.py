@@ -75,8 +75,8 @@ def calibration_report(factors: Mapping[Kind, float]) -> Report:
     columns = [Column("kernels", key="kind"), Column("slower by", "ratio", key="factor")]
     rows: list[list[Cell]] = [[_KINDS[kind], factor] for kind, factor in factors.items()]
     note = (
-        "The times that are predicted from now on, by those that were. A factor lies between 1 and"
-        " what the log has, because another model would differ, too."
+        "The times that are predicted from now on, by those that were. A factor is drawn towards 1"
+        ", because another model would differ, too."
     )
     return Report("Calibration", columns, rows, notes=[note])
 

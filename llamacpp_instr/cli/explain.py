@@ -283,7 +283,8 @@ def probe(
     cost of an op that computes nothing. `instr roofline` then has roofs for its kernels.
 
     --calibrate measures nothing: it makes the costs in the file larger or smaller as in the log, by
-    one factor for each kind of kernel. The log needs a few decodes of any model, at level detailed.
+    one factor for each kind of kernel, and intervals wider if the log's steps scatter. The log
+    needs a few decodes of any model, at level detailed, on as many threads as you predict.
     """
     from llamacpp_instr.base.output import check_output, open_output
     from llamacpp_instr.base.system import how_to_install, missing_modules
