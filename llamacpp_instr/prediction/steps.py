@@ -7,7 +7,7 @@ metadata and tensors, in the types of the quantization's plan, and its data is a
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from llamacpp_instr.log.graph.kernels import cpu_plan
 from llamacpp_instr.log.graph.timeline import plan_timeline
 from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.model.file import ModelFile, load_model_file
+from llamacpp_instr.model.header import Header
+from llamacpp_instr.model.types import GgmlType
 from llamacpp_instr.prediction.model import (
     Case,
     Predicted,
@@ -122,21 +124,28 @@ def write_retyped(source: ModelFile, plan: QuantizationPlan, folder: Path) -> Mo
     """The model that the plan describes; its files are in `folder`, named like the source's. The
     quantizer would write one file, and the same weights."""
     for path, header in source.headers.items():
-        with path.open("rb") as file:
-            infos = bytearray(file.read(header.infos_start))
-        end = 0
-        for tensor in plan.tensors:
-            if tensor.weight.path != path:
-                continue
-            name, ne = tensor.name.encode(), tensor.weight.ne
-            infos += struct.pack("<Q", len(name)) + name + struct.pack("<I", len(ne))
-            infos += struct.pack(f"<{len(ne)}QIQ", *ne, tensor.type.number, end)
-            end += -(-tensor.n_bytes // header.alignment) * header.alignment
-        start = -(-len(infos) // header.alignment) * header.alignment
+        own = [of for of in plan.tensors if of.weight.path == path]
+        infos = [(of.name, of.weight.ne, of.type, of.n_bytes) for of in own]
+        start, n_bytes = start_of_model(path, header, infos)
         with (folder / path.name).open("wb") as file:
-            file.write(infos)
-            file.truncate(start + end)
+            file.write(start)
+            file.truncate(len(start) + n_bytes)
     return load_model_file(folder / source.path.name)
+
+
+def start_of_model(
+    path: Path, header: Header, tensors: Iterable[tuple[str, Sequence[int], GgmlType, int]]
+) -> tuple[bytes, int]:
+    """What precedes the data in a file with the metadata of the one at `path`, which has `header`,
+    and with these tensors (name, shape, type, bytes); and the bytes of the data, with padding."""
+    with path.open("rb") as file:
+        infos = bytearray(file.read(header.infos_start))
+    end = 0
+    for name, ne, type_, n_bytes in tensors:
+        infos += struct.pack("<Q", len(name.encode())) + name.encode() + struct.pack("<I", len(ne))
+        infos += struct.pack(f"<{len(ne)}QIQ", *ne, type_.number, end)
+        end += -(-n_bytes // header.alignment) * header.alignment
+    return bytes(infos).ljust(-(-len(infos) // header.alignment) * header.alignment, b"\0"), end
 
 
 def predict_cases(

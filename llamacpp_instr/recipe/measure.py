@@ -1,7 +1,8 @@
 """The bytes, the error and the effect on the output of each tensor, in each type that it can have.
 
 The error of a tensor in a type is the sum of the squared differences of its elements, each weighted
-by the importance of its column if there is an importance matrix. The effect is a KL divergence: of
+by the importance of its column if there is an importance matrix; of a large matrix, some rows stand
+for all. The effect is a KL divergence: of
 the model in which only a group of tensors has the types of PROBE from the model as it is. The KL
 divergence grows with the square of small errors, so a tensor has the share of its group's that its
 error has, and in another type it is as many times as large as its error there.
@@ -48,6 +49,7 @@ from llamacpp_instr.llama.generate import tokenize
 from llamacpp_instr.llama.native import load
 from llamacpp_instr.model.file import ModelFile, Weight, load_model_file
 from llamacpp_instr.model.types import BY_NAME, GgmlType
+from llamacpp_instr.recipe.thin import write_thinned
 
 PURE = ("Q2_K", "Q3_K_S", "IQ4_XS", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0")
 """file types; a tensor can have the main type of each, or the type that replaces it"""
@@ -57,7 +59,7 @@ MOST_GROUPS = 32
 """the time of a recipe is about this many runs over the text"""
 DEFAULT_CHUNKS = 8
 
-_STATE = 1
+_STATE = 2
 """version of the file of figures"""
 
 
@@ -171,7 +173,7 @@ def measure(
         path = _state_path(source, options, calibration)
         figures = _read_state(path)
         folder = stack.enter_context(temporary_directory("instr-recipe-"))
-        _measure_errors(quantizer, plans, figures, path, folder, on_errors)
+        _measure_errors(quantizer, figures, path, folder, on_errors)
         probe = plans[PURE.index(PROBE)]
         changed = [of.weight for of in probe.tensors if of.type != of.weight.type]
         if not changed:
@@ -253,26 +255,26 @@ def _measured(
 
 
 def _measure_errors(
-    quantizer: Quantizer,
-    plans: Sequence[QuantizationPlan],
-    figures: Figures,
-    path: Path,
-    folder: Path,
-    on_progress: OnProgress,
+    whole: Quantizer, figures: Figures, path: Path, folder: Path, on_progress: OnProgress
 ) -> None:
-    missing = [plan for plan in plans if plan.file_type not in figures.tensors]
-    importances = quantizer.imatrix.entries if quantizer.imatrix else {}
-    for done, plan in enumerate(missing):
-        on_progress(done, len(missing))
-        candidate = folder / "candidate.gguf"
-        quantizer.write([plan], [candidate], force=True)
-        errors = weighted_errors(quantizer.source, load_model_file(candidate), importances)
-        figures.tensors[plan.file_type] = {
-            of.name: Tensor(of.type.name, errors[of.name])
-            for of in plan.tensors
-            if of.name in errors
-        }
-        _write_state(path, figures)
+    missing = [name for name in PURE if name not in figures.tensors]
+    if not missing:
+        return
+    importances = whole.imatrix.entries if whole.imatrix else {}
+    thin = write_thinned(whole.source, folder / "thin")
+    with Quantizer(thin, whole.options) as quantizer:
+        for done, name in enumerate(missing):
+            on_progress(done, len(missing))
+            plan, candidate = quantizer.plan(name), folder / "candidate.gguf"
+            quantizer.write([plan], [candidate], force=True)
+            errors = weighted_errors(thin, load_model_file(candidate), importances)
+            figures.tensors[name] = {
+                of.name: Tensor(of.type.name, errors[of.name] * times)
+                for of in plan.tensors
+                if of.name in errors
+                for times in [whole.source.by_name[of.name].n_rows / of.weight.n_rows]
+            }
+            _write_state(path, figures)
 
 
 def weighted_errors(
