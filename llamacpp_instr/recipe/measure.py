@@ -206,7 +206,7 @@ def measure_caches(
     missing = [of for of in caches if of != CacheTypes() and of.name not in figures.caches]
     if missing:
         chunks = cut_calibration(source, calibration)
-        how = OutputOptions(ctx=calibration.ctx, threads=calibration.threads)
+        how = OutputOptions(ctx=calibration.ctx, threads=calibration.threads, costs=False)
         files, types = [source] * (1 + len(missing)), [CacheTypes(), *missing]
         outputs = compare_outputs(files, chunks, how, on_progress, types)
         for of, divergence in zip(missing, outputs.divergences, strict=True):

@@ -79,7 +79,7 @@ def verify(
     """The perplexity of the source, and the divergence of each candidate, with this cache, from the
     source with one of f16: its figures, and (tokens,) KL divergences in nats. As many candidates
     are in memory at a time as fit into AT_ONCE, at least one."""
-    options = OutputOptions(ctx=text.ctx, threads=text.threads)
+    options = OutputOptions(ctx=text.ctx, threads=text.threads, costs=False)
     chunks = cut_calibration(source, text)
     found: list[tuple[Divergence, Floats]] = []
     while len(found) < len(candidates):

@@ -157,6 +157,8 @@ class OutputOptions:
     threads: int | None = None
     seed: int = DEFAULT_SEED
     """of the text that the reference writes"""
+    costs: bool = True
+    """with caches, also what each costs, and the positions of the first half"""
 
     def check(self) -> None:
         """Raise `UsageError` for a value that is wrong for every model."""
@@ -187,12 +189,13 @@ def compare_outputs(
 
     As in llama-perplexity, the predictions of the second half of each chunk are scored. With
     `caches`, one for each of `files`, also those of the first half, but only by position; and the
-    memory and the time of each cache are measured.
+    memory and the time of each cache are measured, unless `options.costs` is false.
     `on_progress` gets (tokens computed, tokens to compute). Raises `UsageError` for models or
     options that cannot be compared, `NativeError` without the patched library, `InstrError` if a
     model fails.
     """
     check_comparison(files, options)
+    costs = bool(caches) and options.costs
     every = [options_of(types) for types in caches or [CacheTypes()] * len(files)]
     for file, of in zip(files, every, strict=True):
         check_memory(file, replace(of, ctx=options.ctx, threads=options.threads))
@@ -223,7 +226,7 @@ def compare_outputs(
         check_contexts(contexts)
         n_chunks = (options.chunks or WRITTEN_CHUNKS) if cut is None else len(cut)
         n_written = n_chunks * (ctx - 1) if cut is None else 0
-        n_timed = ROUNDS * (ctx - round_of(ctx).depth) if caches else 0
+        n_timed = ROUNDS * (ctx - round_of(ctx).depth) if costs else 0
         done, total = 0, (n_chunks * ctx + n_timed) * len(files) + n_written
 
         def advance(n: int) -> None:
@@ -240,10 +243,10 @@ def compare_outputs(
         else:
             chunks = iter(cut)
         log.release()  # the input is valid
-        first = 0 if caches else ctx // 2
+        first = 0 if costs else ctx // 2
         for chunk in chunks:
             _score(chunk, contexts, batch, scores, first, advance)
-        times = time_in_turns(contexts, chunk, batch, advance) if caches else []
+        times = time_in_turns(contexts, chunk, batch, advance) if costs else []
     n_positions = ctx - 1 - first
     second_half = scores.within(n_positions, slice(ctx // 2 - first, None))
     return Outputs(
@@ -254,7 +257,7 @@ def compare_outputs(
         ctx=ctx,
         seed=options.seed if cut is None else None,
         kl=second_half.kl(),
-        caches=list(map(CacheCost, caches, n_bytes, times)),
+        caches=list(map(CacheCost, caches, n_bytes, times)) if costs else [],
         by_position=[
             AtPositions(
                 positions.start + 1,
@@ -263,7 +266,7 @@ def compare_outputs(
                 part.perplexity(),
                 part.divergences(),
             )
-            for positions in (_doubling(ctx) if caches else ())
+            for positions in (_doubling(ctx) if costs else ())
             for part in [scores.within(n_positions, positions)]
         ],
     )
