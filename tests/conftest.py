@@ -34,6 +34,9 @@ ROOT = Path(__file__).parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# collecting makes many objects that stay
+gc.disable()
+
 # what pages show, and what must fit there
 os.environ["COLUMNS"] = "80"
 
@@ -49,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """What the imports made stays, so the garbage collector need not look at it."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -117,13 +121,18 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that is pip's only index, with the tiny sdist; its patch set is used."""
     directory = tmp_path / "index"
     directory.mkdir()
-    sdist = sdist_kit.make_sdist(directory)
-    patches = sdist_kit.make_patches(tmp_path, sdist)
-    monkeypatch.setattr(build, "patches_dir", lambda: patches)
+    sdist_kit.make_patches(tmp_path, sdist_kit.make_sdist(directory))
+    use_index(directory, monkeypatch)
+    return directory
+
+
+def use_index(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes it pip's only index; the patch set and the cache of builds are beside it."""
+    place = directory.parent
+    monkeypatch.setattr(build, "patches_dir", lambda: place / "patches")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(directory))
-    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", str(tmp_path / "cache"))
-    return directory
+    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", str(place / "cache"))
 
 
 def start_run(

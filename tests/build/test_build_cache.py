@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,11 +16,33 @@ from llamacpp_instr.base.errors import BuildError
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build import wheel as build
 from llamacpp_instr.llama.build.wheel import workplace
+from tests.conftest import use_index
 from tests.kit import sdist_kit as kit
 
 pytestmark = pytest.mark.native
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index, and beside it the cache of a build from it."""
+    place = tmp_path_factory.mktemp("built")
+    (place / "index").mkdir()
+    kit.make_patches(place, kit.make_sdist(place / "index"))
+    with pytest.MonkeyPatch.context() as own:
+        use_index(place / "index", own)
+        build.build_wheel(stream=io.StringIO())
+    return place
+
+
+@pytest.fixture
+def wheel(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The wheel of a build, in a cache of this test alone."""
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    use_index(tmp_path / "index", monkeypatch)
+    (found,) = (tmp_path / "cache" / "wheels").glob("*/*.whl")
+    return found
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(
@@ -31,13 +54,11 @@ def test_a_cache_that_cannot_be_written_is_one_line(
         build.build_wheel(stream=io.StringIO())
 
 
-@pytest.mark.usefixtures("index")
 @pytest.mark.parametrize("damage", ["content", "foreign", "no digest"])
-def test_a_wheel_that_is_not_as_it_was_kept_is_built_again(damage: str) -> None:
-    wheel = build.build_wheel(stream=io.StringIO())
-    built = wheel.read_bytes()
+def test_a_wheel_that_is_not_as_it_was_kept_is_built_again(wheel: Path, damage: str) -> None:
+    assert build.build_wheel(stream=io.StringIO()) == wheel
     if damage == "content":
-        wheel.write_bytes(built[:-1])
+        wheel.write_bytes(wheel.read_bytes()[:-1])
     elif damage == "foreign":
         wheel.rename(wheel.with_name("a-1-py3-none-any.whl"))
     else:
@@ -57,10 +78,9 @@ def test_a_wheel_that_is_not_as_it_was_kept_is_built_again(damage: str) -> None:
     ("place", "mode"), [("", 0o770), ("wheels", 0o777), ("work", 0o707), ("wheels/*", 0o777)]
 )
 def test_a_cache_that_others_can_write_is_refused(
-    index: Path, tmp_path: Path, place: str, mode: int
+    wheel: Path, tmp_path: Path, place: str, mode: int
 ) -> None:
-    wheel = build.build_wheel(stream=io.StringIO())
-    (index / f"{kit.ROOT}.tar.gz").unlink()
+    (tmp_path / "index" / f"{kit.ROOT}.tar.gz").unlink()
     (directory,) = (tmp_path / "cache").glob(place) if place else [tmp_path / "cache"]
     directory.chmod(mode)
     words = rf"{directory} can be written by others.*chmod -R go-w .*LLAMACPP_INSTR_CACHE"
@@ -71,9 +91,8 @@ def test_a_cache_that_others_can_write_is_refused(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.usefixtures("index")
+@pytest.mark.usefixtures("wheel")
 def test_a_cache_of_another_user_is_refused(tmp_path: Path) -> None:
-    build.build_wheel(stream=io.StringIO())
     os.chown(tmp_path / "cache" / "wheels", 12345, -1)
     with pytest.raises(BuildError, match="wheels belongs to another user"):
         build.build_wheel(stream=io.StringIO())
