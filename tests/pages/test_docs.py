@@ -6,9 +6,9 @@ import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
@@ -84,7 +84,7 @@ def sdist_at_hand() -> bool:
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
+def stock(tmp_path_factory: pytest.TempPathFactory, quick: str) -> Path:
     """Models and logs that the pages speak of, made of the demo model."""
     directory = tmp_path_factory.mktemp("stock")
     shutil.copyfile(DEMO, directory / "model-F16.gguf")
@@ -138,8 +138,8 @@ def stock(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
         ["to-flashinfer", "session.log", "-o", "flashinfer-trace"],
     ):
         subprocess.run(
-            [sys.executable, "-m", "llamacpp_instr", *words],
-            cwd=directory, env=environment, check=True, capture_output=True,
+            ["bash", "-c", f"{quick} {shlex.join(words)}"],
+            cwd=directory, check=True, capture_output=True,
         )  # fmt: skip
     session = (directory / "session.log").read_text()
     identity = json.loads(session.partition("\n")[0])["id"]
@@ -180,6 +180,10 @@ RUNNABLE = [
     and run[0].page != PATCHES
     and not (run[0].page == EXAMPLES and run[0].text in ELSEWHERE)
 ]
+FIRST: dict[str, Line] = {}
+"""the first line with a text that is run here"""
+for tried in (line for run in RUNNABLE for line in run if not runner(line)):
+    FIRST.setdefault(tried.text, tried)
 
 
 @pytest.mark.native
@@ -201,6 +205,8 @@ def test_the_commands_of_a_block_work_one_after_the_other(
             continue
         if line.page != "README.md" and line.text in README:
             continue  # it works
+        if line is block[0] and line != FIRST[line.text] and " -o " not in line.text:
+            continue  # so does this, with the same files, and no other reads what it writes
         if shutil.which("jq") is None:
             line = replace(line, text=line.text.partition("| jq ")[0])
         done = place.run(line)
