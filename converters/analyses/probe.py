@@ -122,22 +122,24 @@ class _Op:
     """FLOP/s and bytes/s, of each compute"""
 
 
-def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
-    """A table for each phase, a row for each role, and the picture. Raises UsageError for a log
-    without ops, and for one of another machine."""
+def roofline(session: Session, probe: Probe) -> tuple[list[Report], list[Chart]]:
+    """A table for each phase, a row for each role, and a picture for the caller and each device
+    that was measured, if it multiplied. Raises UsageError for a log without ops, and for one of
+    another machine."""
     check_machine(session.path, session.start.host.cpu, probe)
     steps, notes = counted_steps(session)
     found = _ops(Account(session, steps), probe)
     if not found:
         raise UsageError(f"{session.path}: no ops; record with --level detailed")
-    points: list[Point] = []
+    points: dict[str, list[Point]] = defaultdict(list)
     tables = sorted(found, key=lambda of: (of[0], PHASES.index(of[1])))
-    reports = [_of_phase(*of, found[of], points) for of in tables]
+    reports = [_of_phase(*of, found[of], points[of[0]]) for of in tables]
     reports[-1].notes.append(
         "More than 100 % of the memory: the data came from a cache that is smaller than what a"
         " compute reads."
     )
-    unknown = {device for device, _ in tables if device and not _limits(session, probe, device)}
+    limits = {device: _limits(session, probe, device) for device in points}
+    unknown = {device for device, of in limits.items() if of is None}
     if unknown:
         names = ", ".join(sorted(unknown))
         reports[-1].notes.append(
@@ -148,7 +150,8 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], Chart]:
     if note := busy_note(probe):
         reports[-1].notes.append(note)
     reports[-1].notes += [*notes, *session.log_end.notes()]
-    return reports, _chart(session, probe, points)
+    drawn = [(of, device) for device, of in limits.items() if of and points[device]]
+    return reports, [_chart(session, of, device, points[device]) for of, device in drawn]
 
 
 def _of_phase(device: str, phase: str, ops: dict[str, _Op], points: list[Point]) -> Report:
@@ -173,7 +176,7 @@ def _of_phase(device: str, phase: str, ops: dict[str, _Op], points: list[Point])
         limit = None if n_bytes is None else "memory" if by_memory else "compute"
         rates = [n_flops, n_bytes, intensity, attainable, reached, limit]
         rows.append([title, ns, ns / total if total else None, *rates])
-        if intensity and n_flops and len(rows) <= DRAWN and not device:
+        if intensity and n_flops and len(rows) <= DRAWN:
             points.append(Point(f"{phase}: {title}", intensity, n_flops))
     columns = header(
         "op", ("ns", "time"), ("fraction", "share"), ("flop_per_second", "FLOP/s"),
@@ -235,8 +238,8 @@ def _kernels(session: Session, number: int) -> list[tuple[str, str | None, int]]
     return rows
 
 
-def _chart(session: Session, probe: Probe, points: list[Point]) -> Chart:
-    """The roofs for as many threads as the session's computes had."""
+def _chart(session: Session, probe: Probe, device: str, points: list[Point]) -> Chart:
+    """The roofs of a device, or, without one, for as many threads as the session's computes had."""
     threads = int(np.median(session.computes["n_threads"]))
     roofs = {"fastest kernel": probe.fastest_kernel(threads).flops_per_second}
     for type_ in sorted({tensor.type.upper() for tensor in session.tensors}):
@@ -244,7 +247,8 @@ def _chart(session: Session, probe: Probe, points: list[Point]) -> Chart:
             roofs[f"{type_}, one token"] = kernel.flops_per_second
     sizes = {"memory": inf, "caches": 0}
     slopes = {of: probe.bandwidth_of(threads, n).bytes_per_second for of, n in sizes.items()}
-    return roofline_chart("Ops under the roofs", slopes, roofs, points)
+    title = f"Ops under the roofs of {device}" if device else "Ops under the roofs"
+    return roofline_chart(title, slopes, roofs, points)
 
 
 # --- predicted times ---

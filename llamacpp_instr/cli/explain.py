@@ -406,9 +406,12 @@ def roofline(
     output.check(*logs.names, machine)
     probe = read_probe(machine)
     found = [(session.path, *compute_roofline(session, probe)) for session in logs.sessions()]
-    charts = [chart for _, _, chart in found]
+    charts = [chart for _, _, charts in found for chart in charts]
     if len(found) > 1:
-        charts = [replace(chart, title=f"{path}: {chart.title}") for path, _, chart in found]
+        charts = [
+            replace(chart, title=f"{path}: {chart.title}")
+            for path, _, charts in found for chart in charts
+        ]  # fmt: skip
     named = [(path, reports, reports[0]) for path, reports, _ in found]
     output.write_several(named, charts=charts, title="Roofline")
 

@@ -105,9 +105,9 @@ def test_a_device_that_was_measured_has_roofs() -> None:
     limits = DeviceLimits(
         "Vulkan0", described, [Bandwidth(1, 1, 4e9)], [Kernel("F16", 1, 1, 8e9)], []
     )
-    for name, roofed in ((described, True), ("another", False)):
+    for name, roofed in (("another", False), (described, True)):
         limits.description = name
-        reports, _ = roofline(session, probe.with_device(limits))
+        reports, charts = roofline(session, probe.with_device(limits))
         found = [of for report in reports if report.title.startswith("On") for of in rows(report)]
         assert [of["attainable"] for of in found if of["FLOP/byte"]] == [
             pytest.approx(min(8e9, 4e9 * of["FLOP/byte"])) if roofed else None
@@ -115,6 +115,16 @@ def test_a_device_that_was_measured_has_roofs() -> None:
             if of["FLOP/byte"]
         ]
         assert any("no limits of Vulkan0" in note for note in reports[-1].notes) != roofed
+        titles = ["Ops under the roofs of Vulkan0"]
+        assert [chart.title for chart in charts] == titles * roofed, "the CPU multiplied nothing"
+    slowest = [
+        f"{report.title.rpartition(' ')[2]}: {row['op']}"
+        for report in reports
+        if report.title.startswith("On")
+        for row in rows(report)[:5]
+        if row["FLOP/byte"]
+    ]
+    assert re.findall(r">((?:prefill|decode): [^<]*)<", charts[0].svg()) == slowest
     assert probe.with_device(limits).with_device(limits).devices == [limits]
 
 

@@ -167,7 +167,7 @@ def test_every_row_is_that_of_the_ops() -> None:
         bandwidth=[Bandwidth(2, int(size.iloc[-2]), 9e10), Bandwidth(2, 64 * MIB, 64e10)],
         kernels=[*probe.kernels, Kernel("F16", 4, 2, 2e11), Kernel("Q8_0", 1, 2, 9e12)],
     )
-    reports, chart = roofline(session, probe)
+    reports, (chart,) = roofline(session, probe)
     points = []
     for report in reports:
         phase = report.title.rpartition(" ")[2]

@@ -11,12 +11,15 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import netron
 
+from llamacpp_instr.base.cpus import cpu_name
 from llamacpp_instr.converters.analyses.caches import draw_caches
+from llamacpp_instr.converters.analyses.probe import roofline
 from llamacpp_instr.converters.scheduling.capacity.capacity import (
     Capacity,
     Load,
@@ -29,10 +32,14 @@ from llamacpp_instr.lab.quality.divergence import CacheTypes
 from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import load_model_file
+from llamacpp_instr.prediction.probe.file import probe_json, read_probe
 from tests.conftest import ROOT, read_events
+from tests.kit.backends import vulkan_environment, vulkan_module
 from tests.kit.browser_kit import browser, debugged
+from tests.kit.made_probe import probe_of
 from tests.kit.native_kit import DEMO
 from tests.kit.ui_kit import look, look_at_page, run_script, served
+from tests.probe.test_probe import on_lavapipe
 from tests.weights_view.test_weights_page import look as look_at_weights
 
 IMAGES = ROOT / "docs" / "images"
@@ -56,6 +63,7 @@ def main() -> None:
             closer = f"{address}&visStart={visible[0]}&visEnd={visible[1]}"
             look(closer, select=op, picture=IMAGES / "layer.png", size=(1160, 880))
         take_device()
+        take_roofline(Path(folder))
         take_page(Path(folder))
         take_weights(Path(folder))
         take_debugger(Path(folder))
@@ -70,6 +78,19 @@ def take_device() -> None:
     """The last layer and the output on lavapipe; the log is kept."""
     with served(ROOT / "tests" / "fixtures" / "vulkan-partly.log.gz") as address:
         look(address, picture=IMAGES / "device.png", size=(WIDTH, 640))
+
+
+def take_roofline(folder: Path) -> None:
+    """The demo model on lavapipe, under the roofs of that device."""
+    there = {**vulkan_environment(), "GGML_BACKEND_PATH": str(vulkan_module())}
+    log, machine = folder / "device.log", folder / "probe.json"
+    instr("run", "demo", "-p", "Once upon a time", "-n", "8", "--log", log, environment=there)
+    machine.write_bytes(probe_json(probe_of(cpu_name())))
+    done = on_lavapipe("-o", str(machine), environment={**os.environ, **there})
+    assert done.returncode == 0, done.stderr
+    session, probe = load_session(log), read_probe(machine)
+    (chart,) = roofline(session, probe)[1]
+    (IMAGES / "roofline-device.png").write_bytes(chart.png())
 
 
 def take_capacity() -> None:
@@ -149,10 +170,13 @@ def record(folder: Path, *options: str) -> Path:
     return log
 
 
-def instr(*words: str | Path, cwd: Path = ROOT) -> None:
+def instr(
+    *words: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
     subprocess.run(
         [sys.executable, "-m", "llamacpp_instr", *words],
-        cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True,
+        cwd=cwd, env=env, check=True, capture_output=True,
     )  # fmt: skip
 
 
