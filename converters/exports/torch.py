@@ -126,7 +126,9 @@ class _Writer(TracedLog):
         for name, number in self._devices.items():
             described, has = self.refs.devices.get(name), self.memory.devices.get(name)
             about = f"{name}: {described.description}" if described else name
-            yield {"id": number, "name": about, "totalGlobalMem": has.total if has else 0}
+            # TensorBoard's plugin divides by it
+            whole = {"totalGlobalMem": has.total} if has and has.total else {}
+            yield {"id": number, "name": about, **whole}
 
     def _device(self, name: str) -> int:
         """The number of a device that computes behind thread 0."""

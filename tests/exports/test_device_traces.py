@@ -131,6 +131,8 @@ def test_torch_has_them_on_a_device_of_their_own(overlapping: Path, tmp_path: Pa
         (path,) = folder.glob("*.json.gz")
         trace = json.loads(gzip.decompress(path.read_bytes()))
         names = {of["id"]: of["name"].partition(":")[0] for of in trace["deviceProperties"]}
+        # TensorBoard's plugin divides by the size of a device's memory
+        assert all(of.get("totalGlobalMem") != 0 for of in trace["deviceProperties"])
         kernels = [of for of in trace["traceEvents"] if of.get("cat") == "kernel" and of["pid"]]
         start = lines(log)[0]["t"]
         assert Counter(

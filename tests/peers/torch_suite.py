@@ -17,6 +17,7 @@ from torch_tb_profiler.profiler.run_generator import RunGenerator
 
 from llamacpp_instr.log.session import Session, load_session
 from tests.kit import steady_log
+from tests.kit.native_kit import ROOT
 from tests.kit.ui_kit import need_ui
 from tests.peers.run_instr import instr
 from tests.peers.tensorboard_kit import views
@@ -88,6 +89,24 @@ def test_the_plugin_has_every_view(profile: Any, session: Session) -> None:
     assert names == ["Overview", "Operator", "Kernel", "Trace", "Memory"]
     held = sum(use.model + use.context + use.compute for of in session.memory for use in of.buffers)
     assert max(profile.memory_snapshot.get_peak_memory().values()) == held
+
+
+def test_the_plugin_finds_a_device_as_busy_as_the_log_does(tmp_path: Path) -> None:
+    """A session on lavapipe, which has one queue."""
+    log = ROOT / "tests" / "fixtures" / "vulkan-timed.log.gz"
+    instr("to-torch", log, "-o", "profile", cwd=tmp_path)
+    (trace,) = (tmp_path / "profile").glob("*.pt.trace.json.gz")
+    metrics = RunProfileData.parse("worker", "span", str(trace), str(tmp_path)).gpu_metrics_parser
+    session = load_session(log)
+    whole = int(session.steps["end"].max() - session.steps["begin"].min())
+    cpu, device = (
+        sum(int(of.dur.sum()) for of in ops) for ops in (session.ops, session.device_ops)
+    )
+    assert metrics.gpu_ids == {0, 1}
+    assert [metrics.gpu_utilization[of] * whole for of in (0, 1)] == pytest.approx(
+        [cpu, device], rel=1e-6
+    )
+    assert device > 0.5 * whole
 
 
 def kernel_breakdown(analysis: Any) -> dict[str, float]:
