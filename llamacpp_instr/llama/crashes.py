@@ -27,6 +27,7 @@ from llamacpp_instr.base.errors import InstrError, error_named
 from llamacpp_instr.base.processes import OUT_OF_MEMORY, end_with, limited_memory, no_core_dump
 from llamacpp_instr.base.system import python
 from llamacpp_instr.llama import native
+from llamacpp_instr.llama.devices import devices
 
 _ON_ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _ON_SIGNAL = ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -212,6 +213,7 @@ def answer() -> None:
     try:
         native.only_bindings = not imports
         native.load()
+        devices()  # before the limit: a driver starts when it is asked, and may take gigabytes
         for module in imports:  # before the limit: numpy allocates memory for each CPU
             importlib.import_module(module)
         with limited_memory(max_bytes):

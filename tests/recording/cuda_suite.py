@@ -201,6 +201,20 @@ def test_without_cupti_a_session_has_no_kernels_and_one_line_says_why(
     assert list(check_log(session.log)) == []
 
 
+def test_the_plan_of_a_model_allows_for_the_memory_of_the_driver(tmp_path: Path) -> None:
+    """Of a driver that takes more than a dry run may: not known of any, but also of none not."""
+    environment = {
+        **os.environ, "GGML_BACKEND_PATH": str(standin() / "libggml-cuda.so"),
+        "STANDIN_CUDA": "large",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "llamacpp_instr", "memory", "demo", "--json"],
+        cwd=tmp_path, env=environment, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "CUDA0" in done.stdout
+
+
 def test_doctor_says_that_this_never_ran_on_a_gpu() -> None:
     environment = {**os.environ, "GGML_BACKEND_PATH": str(standin() / "libggml-cuda.so")}
     done = subprocess.run(

@@ -1,6 +1,6 @@
 // cuda.cpp - a stand-in for the CUDA backend: it computes with the CPU backend, and calls the recorder where
 // patches/0018 does. STANDIN_CUDA: `graphs` captures and launches graphs, as llama.cpp does after a warm-up, `two`
-// has two devices.
+// has two devices, and the driver of a `large` one takes 3 GiB when it starts.
 
 #include "driver.h"
 
@@ -9,6 +9,8 @@
 #include "ggml-cuda/ggml-cuda-instrumentation.h"
 #include "ggml-impl.h"
 #include "ggml-instrumentation.h"
+
+#include <sys/mman.h>
 
 #include <cstring>
 #include <map>
@@ -161,7 +163,14 @@ ggml_backend_dev_t device(ggml_backend_reg_t reg, size_t index);
 
 const char * device_name(ggml_backend_dev_t dev) { return (const char *) dev->context; }
 const char * description(ggml_backend_dev_t)     { return "stand-in for a CUDA device"; }
-void memory(ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = (size_t) 8 << 30; }
+void memory(ggml_backend_dev_t, size_t * free, size_t * total) {
+    static void * const driver = standin::is_asked("large") ? mmap(nullptr, (size_t) 3 << 30, PROT_READ | PROT_WRITE,
+        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) : nullptr;
+    if (driver == MAP_FAILED) {
+        GGML_ABORT("out of memory");
+    }
+    *free = *total = (size_t) 8 << 30;
+}
 enum ggml_backend_dev_type type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
 
 void properties(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
