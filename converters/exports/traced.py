@@ -565,28 +565,35 @@ def first_look(events: Iterable[tuple[int, schema.Event]]) -> tuple[int, int] | 
     """
     refs = Resolver()
     warm_up: int | None = None
-    prefill: tuple[int, int] | None = None
+    prefills: list[tuple[int, int]] = []
     decodes: list[tuple[int, int]] = []
+
+    def settled(step: schema.StepBegin, end: int) -> None:
+        if step.phase == "decode" or not decodes:
+            (decodes if step.phase == "decode" else prefills).append((step.t, end))
+
+    latest = LatestSteps(settled)
     for line, event in events:
         refs.take(line, event)  # what is not whole is shown as far as possible
         if isinstance(event, schema.Mark) and event.name == WARM_UP and event.phase == "begin":
             warm_up = event.mark
         elif isinstance(event, schema.Mark) and event.mark == warm_up and event.phase == "end":
-            warm_up, prefill, decodes = None, None, []
+            latest.settle_all()
+            warm_up, prefills[:], decodes[:] = None, [], []
+        elif isinstance(event, schema.StepBegin):
+            latest.settle(event.ctx)
         elif isinstance(event, schema.StepEnd) and (step := refs.step):
-            span = step.event.t, max(event.t, step.event.t)
-            if step.phase == "decode":
-                decodes.append(span)
-            elif not decodes:
-                prefill = span
-            if len(decodes) == DECODES and warm_up is None:
-                break
-    if prefill is None and not decodes:
-        return None
+            latest.add(step.event.ctx, step.event, max(event.t, step.event.t))
+        elif isinstance(event, schema.Sync):
+            latest.wait(event)
+        if len(decodes) == DECODES and warm_up is None:
+            break
+    else:
+        latest.settle_all()
     if not decodes:
-        return prefill
+        return prefills[-1] if prefills else None
     begin, end = decodes[0][0], decodes[-1][1]
-    if prefill is not None:
-        begin = max(prefill[0], min(begin, prefill[1]) - (end - begin))
+    if prefills:
+        begin = max(prefills[-1][0], min(begin, prefills[-1][1]) - (end - begin))
     # without margins: the UI ignores a range that extends beyond the trace
     return begin, end

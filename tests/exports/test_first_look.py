@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from llamacpp_instr.converters.exports.traced import first_look
-from llamacpp_instr.log.schema import Event, Mark, StepBegin, StepEnd
+from llamacpp_instr.log.schema import Event, Mark, StepBegin, StepEnd, Sync
 
 
 def step(number: int, begin: int, end: int, phase: str = "decode") -> Iterator[tuple[int, Event]]:
@@ -64,6 +64,14 @@ SHOWN = {
             *SHORT,
         ],
         (900, 990),
+    ),
+    "a prefill alone until the wait for its result ends": (
+        [*SHORT, (0, Sync(t=991, ctx=0, dur=50_000))],
+        (900, 50_991),
+    ),
+    "three decodes and the wait for the last": (
+        [*DECODES[:6], (0, Sync(t=1300, ctx=0, dur=90_000)), *step(4, 91_300, 91_400)],
+        (1000, 91_300),
     ),
     "nothing": ([], None),
     "a prefill alone": (SHORT, (900, 990)),
