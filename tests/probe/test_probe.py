@@ -320,7 +320,7 @@ RUNS = [line for page in PAGES for line in lines_of(page) if " --device Vulkan0"
 
 
 def on_lavapipe(*options: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The command of the pages, again if Mesa 22.3 ends: the cause is not known."""
+    """The command of the pages, again if Mesa 22.3 ends it: see `tests/programs/lavapipe.py`."""
     words = [sys.executable, "-m", "tests.programs.probe_device", *options]
     for _ in range(8):
         done = subprocess.run(

@@ -17,7 +17,7 @@ from llamacpp_instr.llama import native
 from llamacpp_instr.llama.devices import device_named
 from llamacpp_instr.prediction.probe import device as probe
 
-# on Mesa 22.3, graphs with hundreds of small products damage the memory of the process
+# of large graphs, Mesa 22.3 damages the memory of the process: tests/programs/lavapipe.py
 COPIES, MIB = 16, 1 << 20
 probe.SECONDS, probe.TOKENS, probe.ROWS, probe.MOST_OPS = 0.0, (1, 8), (256,), COPIES
 probe.measure_device.__defaults__ = ("F32", "F16"), (1, 16)
