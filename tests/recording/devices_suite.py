@@ -196,7 +196,7 @@ def test_a_device_that_disappears_is_one_line_and_leaves_whole_lines(
 
 @needs_vulkan
 @pytest.mark.usefixtures("failing_device")
-@pytest.mark.parametrize("n_bytes", [3_000_000], ids=["weights"])
+@pytest.mark.parametrize("n_bytes", [3_000_000, 10_000_000], ids=["weights", "compute buffer"])
 def test_more_layers_than_fit_are_one_line(
     started_instr: Instr,
     tmp_path: Path,
