@@ -31,9 +31,9 @@ def main(module: Path) -> None:
         env = {**os.environ, **vulkan_environment(), "MESA_SHADER_CACHE_DISABLE": "true"}
         valgrind = ["valgrind", "--smc-check=all-non-file", f"--log-file={log}"]
         done = subprocess.run([*valgrind, program, module], env=env, check=False)
-        said = log.read_text()
+        found = log.read_text()
     print(f"exit status {done.returncode}")
-    print("\n".join(part for part in said.split("== \n") if "Invalid free" in part))
+    print("\n".join(part for part in found.split("== \n") if "Invalid free" in part))
 
 
 if __name__ == "__main__":
