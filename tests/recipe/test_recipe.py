@@ -280,16 +280,15 @@ def test_memory_and_speed_are_bounds(instr: Instr, tmp_path: Path, text: Path) -
     assert (tmp_path / "fast.gguf").stat().st_size <= 3_000_000
 
 
-def test_an_importance_matrix_is_used(
-    instr: Instr, source: ModelFile, tmp_path: Path, text: Path
-) -> None:
+def test_an_importance_matrix_is_used(instr: Instr, source: ModelFile, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text(TEXT[:3000])
     ramps = {
         of.name: np.arange(1, 1 + of.row_length, dtype=np.float32)
         for of in source.weights
         if len(of.ne) > 1
     }
     write_imatrix(tmp_path / "imatrix.gguf", ramps)
-    bound = ("--bpw", 3.6, "--text", text, "--imatrix", "imatrix.gguf")
+    bound = ("--bpw", 3.6, "--text", "short.txt", "--imatrix", "imatrix.gguf")
     made(instr, *bound, "-o", "mix.gguf")
     recipe = json.loads((tmp_path / "mix.json").read_text())
     assert recipe["imatrix"] == "imatrix.gguf"
