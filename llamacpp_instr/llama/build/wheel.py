@@ -313,6 +313,9 @@ def _compile(
     arguments = [f"-DLLAMA_BUILD_COMMIT={commit}", *flags]
     env = {
         **no_repository(tree),
+        # else scikit-build takes those of Python, and ccache finds nothing of one name by the other
+        **{name: path for name, path in zip(("CC", "CXX"), compilers(), strict=True)
+           if path and not os.environ.get(name)},
         "CMAKE_ARGS": " ".join([os.environ.get("CMAKE_ARGS", ""), shlex.join(arguments)]).strip(),
         "PIP_CONSTRAINT": f"{os.environ.get('PIP_CONSTRAINT', '')} {constraints}".strip(),
         "PIP_BUILD_CONSTRAINT": constraints,
@@ -320,7 +323,7 @@ def _compile(
         # in the environment, because pip before 22.1 has no --config-settings
         "SKBUILD_BUILD_DIR": str(work / "build"),
         **ccache_environment(work, cpu),
-    }
+    }  # fmt: skip
     command = pip("wheel", "-v", "--no-deps", "-w", str(work / "wheel"), str(tree))
     status, output = log.run(command, env=env, on_line=progress.see)
     wheels = list((work / "wheel").glob("*.whl"))
