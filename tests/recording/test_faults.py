@@ -99,7 +99,7 @@ def test_a_killed_process_leaves_whole_lines_and_an_unclosed_log(tmp_path: Path)
             log = tmp_path / f"{number}.log"
             while not log.exists() or log.stat().st_size < BEGUN:
                 time.sleep(0.001)
-            time.sleep(rng.uniform(0, 0.05))
+            time.sleep(rng.uniform(0, 0.12))
             os.kill(child, signal.SIGKILL)
             assert nursery.stdout.readline() == "gone\n"
             lines_in_all += assert_unclosed(log)
