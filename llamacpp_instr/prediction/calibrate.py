@@ -41,7 +41,7 @@ Kind = Literal["attention", "decode", "large", "prefill", "reading", "small"]
 """of kernels that share a factor: `decode` and `prefill`, products; `small` and `large`, other ops
 of one token and of several; `attention`; and `reading` the weights of a decode"""
 TIMES = 6
-"""that both factors of a decode's products are improved"""
+"""iterations for both factors of a decode's products"""
 TINY = 1e-3
 """a spread that is 0"""
 STEP = 0.01
@@ -50,18 +50,16 @@ SEEN = 0.1
 """of the time of a decode's products: a log in which reading takes less says nothing of it"""
 
 
-def calibrate(model: KernelModel, session: Session) -> dict[Kind, float]:
-    """A factor for the costs of each kind of kernel, with which `scaled` predicts the computes of a
-    session: the median of measured over predicted times, and the closer to 1, the surer the probe
-    was (`drawn`). Raises UsageError if the session has too few computes of one shape, or ran on a
-    device."""
+def _factors(model: KernelModel, found: Sequence[Sample]) -> dict[Kind, float]:
+    """For each kind of kernel the median of measured over predicted times, and the closer to 1, the
+    surer the probe was (`drawn`)."""
     ratios: dict[Kind, list[float]] = defaultdict(list)
-    for sample in _samples(session):
+    for sample in found:
         for kind, ratio in _ratios(sample, model).items():
             ratios[kind].append(ratio)
     spread = median(of.spread for of in model.overheads)
-    found = {kind: exp(drawn(median(of), spread)) for kind, of in sorted(ratios.items())}
-    return found | _of_decodes(_samples(session), model, log(found.get("decode", 1.0)), spread)
+    factors = {kind: exp(drawn(median(of), spread)) for kind, of in sorted(ratios.items())}
+    return factors | _of_decodes(found, model, log(factors.get("decode", 1.0)), spread)
 
 
 def _of_decodes(
@@ -69,8 +67,8 @@ def _of_decodes(
 ) -> dict[Kind, float]:
     """The factors of computing and of reading with which the products of decodes have the least
     errors, weighted by their time; both are `common`, in logarithms, with a deviation of `spread`
-    (Gauss and Newton's method). Where the threads of a machine are changes them, one sometimes up
-    and the other down."""
+    (Gauss and Newton's method). If the threads move to other CPUs, one may grow while the other
+    shrinks."""
     factors = np.full(2, common)
 
     def logs(of: Floats) -> tuple[Floats, Floats]:
@@ -124,22 +122,24 @@ def drawn(ratio: float, spread: float) -> float:
 
 
 def calibrated(model: KernelModel, session: Session) -> tuple[KernelModel, dict[Kind, float]]:
-    """`model` scaled by the factors of `calibrate`, and these. A session on one thread says nothing
-    of several ones, and the reverse. The spread of steps is at least as wide as those of the
-    session scatter. Raises like `calibrate`."""
-    factors = calibrate(model, session)
-    several = {of.threads > 1 for of in _samples(session)}
-    found = scaled(model, factors, [n for n in model.threads if (n > 1) in several])
+    """`model` scaled to the computes of a session, and the factor of each kind of kernel. A session
+    on one thread says nothing of several ones, and the reverse. The spread of steps is at least as
+    wide as those of the session scatter. Raises UsageError if the session has too few computes of
+    one shape, or ran on a device."""
+    found = _samples(session)
+    factors = _factors(model, found)
+    several = {of.threads > 1 for of in found}
+    nearer = scaled(model, factors, [n for n in model.threads if (n > 1) in several])
     logs: list[float] = []
-    for of in _samples(session):
-        predicted = costs_of(of.features, with_threads(found, of.threads), of.threads)
+    for of in found:
+        predicted = costs_of(of.features, with_threads(nearer, of.threads), of.threads)
         logs += np.abs(np.log(of.steps / predicted.total()[0])).tolist()
     spread = hypot(OWN_ERROR, float(np.quantile(logs, 0.95)) / 1.96)
     wider = [
         replace(of, spread=max(of.spread, spread)) if (of.threads > 1) in several else of
-        for of in found.overheads
+        for of in nearer.overheads
     ]
-    return replace(found, overheads=wider), factors
+    return replace(nearer, overheads=wider), factors
 
 
 def _ratios(sample: Sample, model: KernelModel) -> dict[Kind, float]:

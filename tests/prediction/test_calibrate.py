@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.session import Session, load_session
 from llamacpp_instr.prediction import calibrate as calibration
-from llamacpp_instr.prediction.calibrate import OWN_ERROR, calibrate, calibrated, drawn, scaled
+from llamacpp_instr.prediction.calibrate import OWN_ERROR, calibrated, drawn, scaled
 from llamacpp_instr.prediction.fit import samples
 from llamacpp_instr.prediction.model import Features, Other, Product, costs_of
 from llamacpp_instr.prediction.probe.file import KernelModel, probe_json, read_probe
@@ -49,7 +49,7 @@ def session_with(tmp_path: Path, product: float, add: float, late: int = 0) -> S
 
 
 def test_each_kind_of_kernel_gets_its_factor(tmp_path: Path) -> None:
-    factors = calibrate(machine(), session_with(tmp_path, 1.5, 0.5))
+    factors = calibrated(machine(), session_with(tmp_path, 1.5, 0.5))[1]
     assert factors == pytest.approx({"decode": 1.5e6, "small": 0.5e6}, rel=2e-3)
 
 
@@ -67,7 +67,7 @@ def test_computing_and_reading_of_a_decode_have_their_own_factors(
     ns = costs_of(known, slower, 1).ns
     real = dataclasses.replace(sample, features=known, ns=ns, steps=np.full(5, ns.sum()))
     monkeypatch.setattr(calibration, "samples", lambda _session: [real])
-    found = calibrate(machine(), session_with(tmp_path, 1.0, 1.0))
+    found = calibrated(machine(), session_with(tmp_path, 1.0, 1.0))[1]
     assert found["decode"] == pytest.approx(0.7, rel=0.02)
     assert found["reading"] == pytest.approx(1.4, rel=0.02)
 
@@ -82,7 +82,7 @@ def test_the_surer_the_probe_the_less_a_small_deviation_counts() -> None:
 def test_a_machine_that_is_far_from_the_probe_counts_in_full(tmp_path: Path) -> None:
     """Beside a busy process, two threads take three times as long: no error of a sure probe."""
     assert math.exp(drawn(math.log(3), 0.03)) == pytest.approx(3, rel=0.01)
-    factors = calibrate(machine(0.0), session_with(tmp_path, 1.5, 0.5))
+    factors = calibrated(machine(0.0), session_with(tmp_path, 1.5, 0.5))[1]
     assert factors == pytest.approx({"decode": 1.5e6, "small": 0.5e6}, rel=2e-3)
 
 
@@ -111,7 +111,7 @@ def test_a_log_with_too_little_is_one_line(tmp_path: Path) -> None:
     sketch = Sketch()
     sketch.step(900, ops=([1, 1], [0, 0]))
     with pytest.raises(UsageError, match="has no 3 computes of one shape with their kernels"):
-        calibrate(machine(), session_of(tmp_path / "a.log", sketch.events))
+        calibrated(machine(), session_of(tmp_path / "a.log", sketch.events))
 
 
 @pytest.mark.native
