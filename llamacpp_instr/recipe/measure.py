@@ -1,11 +1,11 @@
 """The bytes, the error and the effect on the output of each tensor, in each type that it can have.
 
 The error of a tensor in a type is the sum of the squared differences of its elements, each weighted
-by the importance of its column if there is an importance matrix; of a large matrix, some rows stand
-for all. The effect is a KL divergence: of
-the model in which only a group of tensors has the types of PROBE from the model as it is. The KL
-divergence grows with the square of small errors, so a tensor has the share of its group's that its
-error has, and in another type it is as many times as large as its error there.
+by the importance of its column if there is an importance matrix. A sample of the rows stands for a
+large matrix. The effect is a KL divergence: of the model in which only a group of tensors has the
+types of PROBE from the model as it is. The KL divergence grows with the square of small errors, so
+a tensor has the share of its group's that its error has, and in another type it is as many times as
+large as its error there.
 
 Each figure is kept in a file as soon as it is measured. Another run for the same model, text,
 importance matrix and library finds it there.

@@ -41,7 +41,7 @@ def test_matrices_that_are_not_large_are_whole(tmp_path: Path) -> None:
 def test_rows_of_large_ones_are_those_of_the_source_in_their_order(
     source: ModelFile, tmp_path: Path
 ) -> None:
-    """The same rows of each expert, so that both are told apart by more than their place."""
+    """Of each expert the same rows."""
     thin, whole = write_thinned(source, tmp_path / "thin"), data_of(source.path)
     assert thin.metadata == source.metadata
     found = data_of(thin.path)
