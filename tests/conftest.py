@@ -161,6 +161,12 @@ def world(shared_world: World, tmp_path: Path) -> World:
     return own
 
 
+def log_parts(log: Path) -> list[Path]:
+    """A log and the files that its rotation began after it, in order."""
+    later = log.parent.glob(f"{log.stem}.part*{log.suffix}")
+    return [log, *sorted(later, key=lambda path: int(path.suffixes[-2][len(".part") :]))]
+
+
 def read_events(log: Path, name: str | None = None) -> list[dict[str, Any]]:
     """The events of a log as JSON, all or those of one name. Graphs and plans have all their
     columns, and graphs their weights."""

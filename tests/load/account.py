@@ -7,7 +7,6 @@ the server's answer and its `usage`.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pathlib import Path
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.batches import Batches
 from llamacpp_instr.log.reader import read_events
+from tests.conftest import log_parts
 
 END_OF_TEXT = 2
 """the demo model's token; not part of an answer or of `completion_tokens`"""
@@ -62,15 +62,9 @@ class Recording:
     generations: list[Generation] = field(default_factory=list)
 
 
-def parts_of(log: Path) -> list[Path]:
-    later = log.parent.glob(f"{log.stem}.part*{log.suffix}")
-    number = re.compile(r"\.part(\d+)\.")
-    return [log, *sorted(later, key=lambda path: int(number.findall(path.name)[0]))]
-
-
 def read_recording(log: Path) -> Recording:
     """Read all parts; errors are collected in `wrong`."""
-    found = Recording(parts_of(log))
+    found = Recording(log_parts(log))
     reader = _Reader(found)
     for number, path in enumerate(found.parts, 1):
         found.n_bytes.append(path.stat().st_size)

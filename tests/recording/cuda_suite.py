@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.log.check import check_log
-from tests.conftest import read_events
+from tests.conftest import log_parts, read_events
 from tests.kit.cuda import compile_backend, record_with, standin, toolkit
 from tests.kit.device_logs import Event, check_coverage, check_times, kernels_of
 from tests.kit.native_kit import DEMO, ROOT
@@ -158,7 +158,7 @@ def test_a_part_of_a_rotated_log_has_the_kernels_of_its_computes(tmp_path: Path)
         log, "graphs,late,slow", level="exec", contexts=2,
         environment={"LLAMA_INSTR_LOG": str(log), "LLAMA_INSTR_ROTATE": "12000"},
     )  # fmt: skip
-    parts = [log, *tmp_path.glob("rotated.part*.log")]
+    parts = log_parts(log)
     assert len(parts) > 1
     assert sum(check_coverage(read_events(part))["CUDA0"] for part in parts) > 400
 

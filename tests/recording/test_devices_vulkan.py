@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.log.check import check_log
-from tests.conftest import Instr, read_events
+from tests.conftest import Instr, log_parts, read_events
 from tests.kit import memory_truth
 from tests.kit.backends import (
     blas_module,
@@ -106,7 +106,7 @@ def test_a_part_of_a_rotated_log_has_the_kernels_of_its_computes(tmp_path: Path)
         [vulkan_module()], log, DEMO, level="exec", contexts=2,
         environment={**vulkan_environment(), **recording},
     )  # fmt: skip
-    parts = [log, *tmp_path.glob("rotated.part*.log")]
+    parts = log_parts(log)
     assert len(parts) > 1
     computes = [event for part in parts for event in read_events(part, "compute")]
     assert len(computes) == len({event["compute"] for event in computes}) > 8

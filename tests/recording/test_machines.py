@@ -86,8 +86,11 @@ def test_a_machine_computes_as_long_as_its_own_log_says(recorded: dict[int, Reco
             own = int(computes["dur"][-last:].sum())
             assert int(parts[COMPUTE].sum()) == pytest.approx(own, rel=0.01)
             ours = np.isin(calls["compute"], computes["compute"][-last:])
-            graphs = int((calls["done"] - calls["started"])[ours].sum())
-            assert graphs - own <= int(parts[SERIALIZATION].sum()) < 2 * graphs
+            graphs = (calls["done"] - calls["started"])[ours]
+            found = parts[SERIALIZATION]
+            assert int(graphs.sum()) - own <= int(found.sum())
+            # the median, because a step may lose its CPU for longer than all of them take
+            assert np.median(found) < 2 * np.median(graphs)
 
 
 def test_the_delay_that_was_set_is_found(recorded: dict[int, Recorded]) -> None:

@@ -30,7 +30,7 @@ from llamacpp_instr.log.schema import (
     Token,
 )
 from llamacpp_instr.log.session import load_session
-from tests.conftest import Instr, assert_refused
+from tests.conftest import Instr, assert_refused, log_parts
 from tests.kit.native_kit import ROOT
 from tests.kit.programs import run_python
 
@@ -91,11 +91,6 @@ def rotated(instr: Instr, tmp_path: Path, demo_model: Path) -> Callable[..., Don
     return run
 
 
-def parts_of(log: Path) -> list[Path]:
-    later = sorted(log.parent.glob("*.part*"), key=lambda path: int(path.suffixes[-2][5:]))
-    return [log, *later]
-
-
 def events_of(path: Path) -> list[Event]:
     return [event for _, event in read_events(path)]
 
@@ -106,7 +101,7 @@ def test_a_log_rotates_without_a_lost_event(
 ) -> None:
     done = rotated("--level", level)
     assert done.returncode == 0, done.stderr
-    parts = parts_of(tmp_path / "it.log")
+    parts = log_parts(tmp_path / "it.log")
     assert [path.name for path in parts[1:3]] == ["it.part2.log", "it.part3.log"]
     printed = [line for line in done.stderr.splitlines() if line.startswith("log: ")]
     assert printed == [f"log: {path}" for path in parts]
@@ -163,7 +158,7 @@ def test_an_open_mark_goes_on_in_the_next_part(
     rotated: Callable[..., Done], tmp_path: Path
 ) -> None:
     assert rotated().returncode == 0
-    parts = parts_of(tmp_path / "it.log")
+    parts = log_parts(tmp_path / "it.log")
     assert len(parts) >= 3
     for path in parts:
         marks = [event for event in events_of(path) if isinstance(event, Mark)]
@@ -207,7 +202,7 @@ def test_what_is_asked_of_an_idle_context_is_in_the_part_that_is_open(
     (tmp_path / "idle.py").write_text(IDLE_CONTEXT)
     command = [sys.executable, "idle.py", str(demo_model), str(part)]
     assert instr("exec", "--log", "it.log", "--rotate", "1MB", "--", *command).returncode == 0
-    parts = parts_of(tmp_path / "it.log")
+    parts = log_parts(tmp_path / "it.log")
     assert len(parts) >= part
     assert list(check_log(parts[-1])) == []
     [context] = [

@@ -25,7 +25,7 @@ from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama import rpc
 from llamacpp_instr.log import schema
 from llamacpp_instr.log.check import check_log
-from tests.conftest import Instr, assert_refused, read_events, start_run
+from tests.conftest import Instr, assert_refused, log_parts, read_events, start_run
 from tests.kit.device_logs import check_coverage, splits_of
 from tests.kit.llama_programs import programs
 from tests.kit.native_kit import DEMO, patched_tree
@@ -306,7 +306,7 @@ def test_each_part_of_a_rotated_log_has_its_connections(tmp_path: Path) -> None:
     with recorded_server(log, environment={"LLAMA_INSTR_ROTATE": "30000"}) as server:
         assert client(DEMO, out, [server.address], "--decodes", 400).returncode == 0
         server.stop()
-    parts = [log, *sorted(tmp_path.glob("a.part*.log"))]
+    parts = log_parts(log)
     assert len(parts) > 1
     computes = []
     for part in parts:

@@ -14,7 +14,8 @@ import pytest
 
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.schema import Token
-from tests.load.account import match_answers, parts_of, read_recording
+from tests.conftest import log_parts
+from tests.load.account import match_answers, read_recording
 from tests.load.client import Answer, ask
 from tests.load.hold import Expected, Held, check_sizes, hold, take_answer
 from tests.load.mix import COMPLETIONS, Request
@@ -47,7 +48,7 @@ def test_the_recorder_takes_little_memory(held: Held) -> None:
 
 def test_a_part_that_is_missing_is_seen(held: Held, tmp_path: Path) -> None:
     log = copy_of(held, tmp_path)
-    parts_of(log)[1].unlink()
+    log_parts(log)[1].unlink()
     assert read_recording(log).wrong
 
 
