@@ -53,6 +53,14 @@ def test_a_tree_in_another_place_compiles_nothing_again(ccache: str, tmp_path: P
     assert not compiles(ccache, tmp_path, "second", EPYC)
 
 
+def test_the_users_language_changes_no_object(
+    ccache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, language, compiled in (("first", "C", True), ("second", "C.UTF-8", False)):
+        monkeypatch.setenv("LANG", language)
+        assert compiles(ccache, tmp_path, name, EPYC) is compiled
+
+
 def test_objects_for_another_cpu_are_not_used(ccache: str, tmp_path: Path) -> None:
     """ccache itself takes `-march=native` on two machines for the same."""
     assert compiles(ccache, tmp_path, "there", EPYC)

@@ -106,7 +106,7 @@ def arm64_build() -> MutableBuild:
     # has interleaved kernels, and runs on the machines of most users
     flags = (*system, *tools, "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16", *WITHOUT_PROGRAMS)
     work = _built("arm64", flags, ("llama",), True).parent / "work"
-    return MutableBuild(_root(work / "tree"), work / "build")
+    return MutableBuild(_root(work), work / "build")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def mutable_build(sanitizer: str = "") -> MutableBuild:
     """A build whose sources may be changed, optionally with a sanitizer."""
     flags = _sanitized(sanitizer) if sanitizer else WITHOUT_PROGRAMS
     work = _built(f"{sanitizer}mutants", flags, ("llama",), True).parent / "work"
-    return MutableBuild(_root(work / "tree"), work / "build")
+    return MutableBuild(_root(work), work / "build")
 
 
 def built_for(system: str, flags: Sequence[str], targets: Sequence[str]) -> Path:
@@ -244,8 +244,9 @@ def _built(name: str, flags: Sequence[str], targets: Sequence[str], patched: boo
 def _build(
     name: str, place: Path, flags: Sequence[str], targets: Sequence[str], patched: bool
 ) -> None:
+    # tree and objects lie as those of `instr build` do, so ccache finds the objects of both
     work, binaries = place / "work", place / "bin"
-    tree = _tree(work / "tree", patched)
+    tree = _tree(work, patched)
     cpu = None if "-DGGML_NATIVE=OFF" in flags else cpu_identity()
     env = {**with_cmake(), **ccache_environment(work, cpu)}
     objects = work / "build"
@@ -262,8 +263,9 @@ def _build(
 
 
 def with_cmake() -> dict[str, str]:
-    """The environment, with cmake and ninja, which came with the test extra, beside this Python."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    """The environment, with the cmake and ninja of the test extra for a machine that has none: each
+    version of cmake orders flags in its own way, and `instr build` prefers the machine's."""
+    path = f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
     return {**os.environ, "PATH": path}
 
 
@@ -306,7 +308,7 @@ def _tree(place: Path, patched: bool) -> Path:
 
 
 def _root(place: Path) -> Path:
-    (root,) = (path for path in place.iterdir() if path.is_dir())
+    (root,) = place.glob("llama_cpp_python-*")
     return root / VENDORED
 
 

@@ -337,8 +337,9 @@ def ccache_environment(work: Path, cpu: Sequence[str] | None) -> dict[str, str]:
     """Variables for a build below `work`: paths of a new tree cause no misses. With `cpu`, the
     identity of the CPU that objects are compiled for, only those for the same one are found: ccache
     takes `-march=native` for an option like any other, so a cache that has moved to another CPU
-    would return objects for the first one. Writes the identity to a file in `work`."""
-    found = {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
+    would return objects for the first one. Writes the identity to a file in `work`. The user's
+    language changes no object."""
+    found = {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1", "CCACHE_SLOPPINESS": "locale"}
     if cpu is not None:
         file = work / "cpu.json"
         file.write_text(json.dumps(cpu), encoding="utf-8")
