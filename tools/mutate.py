@@ -239,7 +239,8 @@ def main() -> int:
     results = []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         trees = [copy_of_the_tree(Path(folder) / str(job)) for job in range(options.jobs)]
-        if _run_tests(trees[0], ["-m", "not native", "tests"]) != "lived":
+        parallel = ["-n", str(options.jobs), "--dist", "loadfile"]
+        if _run_tests(trees[0], ["-m", "not native", *parallel, "tests"]) != "lived":
             parser.error("the tests fail without a mutant; run: pytest -m 'not native'")
 
         def judge(mutant: Mutant) -> Mutant:
