@@ -93,8 +93,8 @@ test: native $(TEST_INSTALLED) $(UI_KIT)
 
 lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin
+	$(BIN)/mypy & linux=$$!; \
+	    $(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin; darwin=$$?; wait $$linux && exit $$darwin
 
 docs: $(TEST_INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
@@ -121,7 +121,7 @@ test-oldest: $(OLDEST_INSTALLED)
 # has its own environment, because PyTorch is a hundred times as large as the others
 test-peers: $(PEERS_INSTALLED) $(UI_KIT)
 	$(PEERS)/bin/instr build
-	$(PEERS)/bin/python -m pytest tests/peers/*_suite.py --durations=0 --durations-min=5
+	$(PEERS)/bin/python -m pytest -n 2 --dist loadfile tests/peers/*_suite.py --durations=0 --durations-min=5
 
 # its shaders take the driver minutes
 test-devices: native $(TEST_INSTALLED)

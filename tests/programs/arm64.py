@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 
+from llamacpp_instr.base.machine import usable_cpus
 from tests.kit.native_kit import ARM64, arm64_build
 
 EMULATOR = f"qemu-aarch64-static -L /usr/{ARM64}"
@@ -28,6 +29,7 @@ TESTS = (
 def main() -> int:
     env = {**os.environ, **arm64_build().environment, "INSTR_TEST_EMULATOR": EMULATOR}
     command = [sys.executable, "-m", "pytest", "-q", "--durations=0", "--durations-min=5"]
+    command += ["-n", str(usable_cpus()), "--dist", "loadfile"]
     tests = [f"{RECORDING}/{name}" for name in TESTS]
     return subprocess.run([*command, *tests, *sys.argv[1:]], env=env, check=False).returncode
 

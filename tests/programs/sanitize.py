@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.kit.native_kit import DEMO, ROOT, compile_program, sanitized_library
@@ -94,8 +95,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=20)
     parser.add_argument("--library", type=Path, help="of one sanitizer, instead of the cached one")
     options = parser.parse_args()
-    for sanitizer in options.sanitizers:
-        run(sanitizer, options.seconds, options.library or sanitized_library(sanitizer))
+    # the programs of one sanitizer keep about one CPU busy, and run while the next library compiles
+    with ThreadPoolExecutor() as pool:
+        runs = []
+        for sanitizer in options.sanitizers:
+            library = options.library or sanitized_library(sanitizer)
+            runs.append(pool.submit(run, sanitizer, options.seconds, library))
+        for of in runs:
+            of.result()
 
 
 if __name__ == "__main__":
