@@ -55,8 +55,9 @@ PURE = ("Q2_K", "Q3_K_S", "IQ4_XS", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0")
 """file types; a tensor can have the main type of each, or the type that replaces it"""
 PROBE = "Q4_K_S"
 """in the middle of them: effects are small enough to add up, and are not lost in rounding"""
-MOST_GROUPS = 32
-"""the time of a recipe is about this many runs over the text"""
+MOST_GROUPS = 26
+"""Each takes a run over the text, which is most of the time: a recipe may take 40 times as much as
+llama-perplexity."""
 DEFAULT_CHUNKS = 8
 
 _STATE = 2

@@ -148,7 +148,7 @@ print(float((np.exp(chances[0]) * (chances[0] - chances[1])).sum(axis=1).mean())
 """
 
 
-@pytest.mark.parametrize("key", ["attn_v 1", "ffn_down 0", "token_embd"])
+@pytest.mark.parametrize("key", ["attn_v 2", "ffn_down 0-1", "token_embd"])
 def test_an_effect_is_that_of_a_file_in_which_only_these_tensors_are_quantized(
     source: ModelFile, measured: Measured, tmp_path: Path, key: str
 ) -> None:
