@@ -47,6 +47,9 @@ CMAKE = (
     "-DLLAMA_BUILD_SERVER=OFF",
 )
 
+LAYOUT = "tree and objects in one folder"
+"""a part of the keys: a build that lies in another way is made again"""
+
 ARM64 = "aarch64-linux-gnu"
 ARM64_COMPILERS = (("C", "gcc"), ("CXX", "g++"))
 
@@ -233,7 +236,7 @@ def run_probe(
 
 def _built(name: str, flags: Sequence[str], targets: Sequence[str], patched: bool) -> Path:
     flags = (*CMAKE, *flags)
-    place = cache_dir() / "tests" / f"{name}-{_key((*flags, *targets), patched)}"
+    place = cache_dir() / "tests" / f"{name}-{_key((*flags, *targets, LAYOUT), patched)}"
     binaries = place / "bin"
     with locked(place) as done:
         if not done:
