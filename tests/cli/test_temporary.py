@@ -180,10 +180,11 @@ def test_a_directory_of_matplotlib_is_removed_by_a_signal(temporary: Path) -> No
     wait_until_empty(temporary)
 
 
-# all directories for temporary files and the working directory become read-only; `out` does not
+# all directories for temporary files and the working directory become read-only; `out` does not.
+# rbind: a mount below one of them, such as that of a build of an image, forbids a plain bind
 READ_ONLY = """
 here=$1; shift
-for d in /tmp /var/tmp /usr/tmp "$here"; do [ -d $d ] && mount --bind $d $d; done
+for d in /tmp /var/tmp /usr/tmp "$here"; do [ -d $d ] && mount --rbind $d $d; done
 cd "$here"; mount -t tmpfs none out
 for d in /tmp /var/tmp /usr/tmp "$here"; do [ -d $d ] && mount -o remount,ro,bind $d; done
 cd "$here"
