@@ -19,14 +19,16 @@ EPYC, XEON = ["x86_64", "AMD EPYC", "avx512_bf16"], ["x86_64", "Intel Xeon", "am
 
 
 @pytest.fixture
-def ccache() -> str:
+def path() -> str:
     beside = str(Path(sys.executable).parent)  # from the extra `test`
-    found = shutil.which("ccache", path=os.pathsep.join([os.environ["PATH"], beside]))
-    assert found is not None, "ccache is not installed"
+    found = os.pathsep.join([os.environ["PATH"], beside])
+    assert shutil.which("ccache", path=found) is not None, "ccache is not installed"
     return found
 
 
-def compiles(ccache: str, folder: Path, name: str, cpu: Sequence[str] | None) -> bool:
+def compiles(
+    path: str, folder: Path, name: str, cpu: Sequence[str] | None, flags: str = "-march=native"
+) -> bool:
     """Whether a build below `folder/name` had to compile a file."""
     work = folder / name
     work.mkdir()
@@ -34,13 +36,15 @@ def compiles(ccache: str, folder: Path, name: str, cpu: Sequence[str] | None) ->
     log = work / "ccache.log"
     env = {
         **os.environ,
-        **ccache_environment(work, cpu),
+        "PATH": path,
+        **ccache_environment(work, cpu, path),
         "CCACHE_DIR": str(folder / "cache"),
         "CCACHE_LOGFILE": str(log),
     }
+    ccache = shutil.which("ccache", path=env["PATH"])
     compiler = os.environ.get("CC", "cc").split()
     subprocess.run(
-        [ccache, *compiler, "-march=native", "-c", work / "one.c", "-o", work / "one.o"],
+        [str(ccache), *compiler, *flags.split(), "-c", work / "one.c", "-o", work / "one.o"],
         cwd=work, env=env, check=True,
     )  # fmt: skip
     found = log.read_text()
@@ -48,33 +52,43 @@ def compiles(ccache: str, folder: Path, name: str, cpu: Sequence[str] | None) ->
     return "cache_miss" in found
 
 
-def test_a_tree_in_another_place_compiles_nothing_again(ccache: str, tmp_path: Path) -> None:
-    assert compiles(ccache, tmp_path, "first", EPYC)
-    assert not compiles(ccache, tmp_path, "second", EPYC)
+def test_a_tree_in_another_place_compiles_nothing_again(path: str, tmp_path: Path) -> None:
+    assert compiles(path, tmp_path, "first", EPYC)
+    assert not compiles(path, tmp_path, "second", EPYC)
 
 
 def test_the_users_language_changes_no_object(
-    ccache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, language, compiled in (("first", "C", True), ("second", "C.UTF-8", False)):
         monkeypatch.setenv("LANG", language)
-        assert compiles(ccache, tmp_path, name, EPYC) is compiled
+        assert compiles(path, tmp_path, name, EPYC) is compiled
 
 
-def test_objects_for_another_cpu_are_not_used(ccache: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", ["-march=native", "-O2 -mtune=native -g"])
+def test_objects_for_another_cpu_are_not_used(path: str, tmp_path: Path, flags: str) -> None:
     """ccache itself takes `-march=native` on two machines for the same."""
-    assert compiles(ccache, tmp_path, "there", EPYC)
-    assert compiles(ccache, tmp_path, "here", XEON)
+    assert compiles(path, tmp_path, "there", EPYC, flags)
+    assert compiles(path, tmp_path, "here", XEON, flags)
 
 
-def test_portable_objects_are_used_on_every_cpu(ccache: str, tmp_path: Path) -> None:
-    assert compiles(ccache, tmp_path, "there", None)
-    assert not compiles(ccache, tmp_path, "here", None)
+@pytest.mark.parametrize(("there", "here"), [(EPYC, XEON), (EPYC, None), (None, EPYC)])
+def test_portable_objects_are_used_on_every_cpu_and_in_every_build(
+    path: str, tmp_path: Path, there: list[str] | None, here: list[str] | None
+) -> None:
+    assert compiles(path, tmp_path, "there", there, "-O2 -mavx2")
+    assert not compiles(path, tmp_path, "here", here, "-O2 -mavx2")
 
 
 def test_the_files_that_the_user_names_count_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CCACHE_EXTRAFILES", "/etc/hostname")
-    found = ccache_environment(tmp_path, EPYC)["CCACHE_EXTRAFILES"]
-    assert found.split(os.pathsep) == ["/etc/hostname", str(tmp_path / "cpu.json")]
+    named = tmp_path / "named"
+    monkeypatch.setenv("CCACHE_EXTRAFILES", str(named))
+    for name, text, compiled in (("a", "1", True), ("b", "1", False), ("c", "2", True)):
+        named.write_text(text)
+        assert compiles(path, tmp_path, name, EPYC) is compiled
+
+
+def test_without_ccache_nothing_stands_in_for_it(tmp_path: Path) -> None:
+    assert "PATH" not in ccache_environment(tmp_path, EPYC, str(tmp_path))

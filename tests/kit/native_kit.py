@@ -251,7 +251,8 @@ def _build(
     work, binaries = place / "work", place / "bin"
     tree = _tree(work, patched)
     cpu = None if "-DGGML_NATIVE=OFF" in flags else cpu_identity()
-    env = {**with_cmake(), **ccache_environment(work, cpu)}
+    tools = with_cmake()
+    env = {**tools, **ccache_environment(work, cpu, tools["PATH"])}
     objects = work / "build"
     print(f"building {name}: {' '.join(targets)}", file=sys.__stderr__, flush=True)
     for command in (

@@ -142,11 +142,9 @@ def _compile(
     """Build the programs; returns the directory that has them and their libraries."""
     build = work / "build"
     commit = read_upstream(patches_dir()).commit[:12]
-    env = {
-        **no_repository(source),
-        **ccache_environment(work, None if portable else cpu_identity()),
-        **_tools(work, log),
-    }
+    tools = _tools(work, log)
+    cpu = None if portable else cpu_identity()
+    env = {**no_repository(source), **tools, **ccache_environment(work, cpu, tools["PATH"])}
     configure = ["cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), *CMAKE_ARGS]
     named = [f"-DLLAMA_BUILD_COMMIT={commit}", "-DLLAMA_BUILD_NUMBER=0", *flags]
     compile_ = ["ninja", "-C", str(build), "-j", str(progress.jobs), *PROGRAMS]
