@@ -127,6 +127,17 @@ def test_nothing_of_the_build_is_left(image: Image) -> None:
         assert not list(packages.glob("pip*"))
 
 
+def test_the_programs_have_kernels_for_the_same_cpus_as_the_package(image: Image) -> None:
+    """So both stages of the build got the arguments for CMake."""
+    places = ("lib/python3*/site-packages/llama_cpp/lib", "libexec/llamacpp-instr")
+    with image.mounted() as root:
+        package, programs = (
+            {path.name for path in root.glob(f"opt/instr/{place}/libggml-cpu*.so")}
+            for place in places
+        )
+    assert package == programs != set()
+
+
 def test_everyone_may_read_what_is_installed(image: Image) -> None:
     with image.mounted() as root:
         closed = [
