@@ -19,7 +19,8 @@
 #                   llama-server, also of another release; with ccache if it is installed
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 20 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
-# make image-test   build and test that image without an engine (Debian, as root; minutes)
+# make image-test   build and test that image without an engine (Debian, as root; minutes); SLICE=1 compiles the kernels
+#                   for one CPU instead of 14, and leaves out the tests of the others, as CI does
 # make image-vulkan-test
 #                   the same for the image with Vulkan, on Debian 13 (half an hour)
 # make image-arm64-test
@@ -123,10 +124,12 @@ test-peers: $(PEERS_INSTALLED) $(UI_KIT)
 	$(PEERS)/bin/instr build
 	$(PEERS)/bin/python -m pytest -n 2 --dist loadfile tests/peers/*_suite.py --durations=0 --durations-min=5
 
-# its shaders take the driver minutes
+# its shaders take the driver minutes; speeds are compared while nothing else runs
 test-devices: native $(TEST_INSTALLED)
 	$(BIN)/python -m tests.kit.backends
-	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/vulkan_suite.py tests/recording/devices_suite.py --durations=0 --durations-min=5
+	$(IN_SUITE) $(BIN)/python -m pytest -n 2 tests/recording/vulkan_suite.py tests/recording/devices_suite.py \
+	    -k "not llama_bench" --durations=0 --durations-min=5
+	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/devices_suite.py -k llama_bench
 
 # the speeds of an emulated processor mean nothing
 test-arm64: native $(TEST_INSTALLED)
@@ -175,9 +178,9 @@ image:
 image-test: $(TEST_INSTALLED) $(UI_KIT)
 	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache \
-	    --build-arg PROGRAMS=1" \
+	    --build-arg PROGRAMS=1 $(if $(SLICE),--build-arg CMAKE_ARGS=-DGGML_CPU_ALL_VARIANTS=OFF)" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
-	    $(BIN)/python -m pytest tests/image/suite.py
+	    $(BIN)/python -m pytest tests/image/suite.py $(if $(SLICE),-k "not older_cpu and not this_cpu")
 
 image-vulkan-test: $(TEST_INSTALLED)
 	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
