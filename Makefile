@@ -19,8 +19,9 @@
 #                   llama-server, also of another release; with ccache if it is installed
 # make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 20 minutes
 # make image        build the container image of docker/Dockerfile with docker, podman or buildah
-# make image-test   build and test that image without an engine (Debian, as root; minutes); SLICE=1 compiles the kernels
-#                   for one CPU instead of 14, and leaves out the tests of the others, as CI does
+# make image-test   build and test that image without an engine (Debian, as root; minutes); SLICE=1, as in CI,
+#                   has the kernels of AVX2 in place of 14 modules, shares the rest with `make native`, and does
+#                   not test other CPUs
 # make image-vulkan-test
 #                   the same for the image with Vulkan, on Debian 13 (half an hour)
 # make image-arm64-test
@@ -175,10 +176,11 @@ image:
 	$(ENGINE) build $(FORMAT) -f docker/Dockerfile -t $(IMAGE) .
 
 # the ccache of this machine keeps ggml's compiled kernels across images
+ONE_CPU = --build-arg CMAKE_ARGS='-DGGML_CPU_ALL_VARIANTS=OFF -DGGML_BACKEND_DL=OFF'
 image-test: $(TEST_INSTALLED) $(UI_KIT)
 	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache \
-	    --build-arg PROGRAMS=1 $(if $(SLICE),--build-arg CMAKE_ARGS=-DGGML_CPU_ALL_VARIANTS=OFF)" \
+	    --build-arg PROGRAMS=1 $(if $(SLICE),$(ONE_CPU))" \
 	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
 	    $(BIN)/python -m pytest tests/image/suite.py $(if $(SLICE),-k "not older_cpu and not this_cpu")
 

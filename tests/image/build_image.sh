@@ -26,7 +26,7 @@
 #   BUILD_IMAGE_FRESH=1    make the stand-ins again
 #   BUILD_IMAGE_STANDINS=1 make only the stand-ins; COMMAND builds the image
 #   BUILD_IMAGE_ISOLATION  chroot (default), or oci where an OCI runtime works
-#   BUILD_IMAGE_FLAGS      more flags for buildah build, such as --build-arg X=Y
+#   BUILD_IMAGE_FLAGS      more flags for buildah build, quoted as for a shell, such as --build-arg X='Y Z'
 #   DEBIAN_MIRROR          mirror for debootstrap (default: the one in this machine's apt sources)
 set -euo pipefail
 
@@ -267,8 +267,8 @@ done
 # ---- build, then test it ------------------------------------------------------------------------
 if [ "${BUILD_IMAGE_STANDINS:-0}" != 1 ]; then
   say "building $tag ($driver, $isolation)"
-  # shellcheck disable=SC2086
-  build "$tag" "$dockerfile" "$context" --layers ${BUILD_IMAGE_FLAGS:-} >&2 || die "the build failed"
+  eval "flags=(${BUILD_IMAGE_FLAGS:-})"
+  build "$tag" "$dockerfile" "$context" --layers ${flags[@]+"${flags[@]}"} >&2 || die "the build failed"
   say "built $tag: $(buildah images --format '{{.Size}}' "$tag" | head -1)"
 fi
 
