@@ -184,9 +184,7 @@ def _run_tests(tree: Path, arguments: list[str]) -> str:
         sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly",
         "-o", f"faulthandler_timeout={ONE_TEST}", *arguments,
     ]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(tree)}
-    # Python compiles a module again if its seconds or its size differ; a round takes more than one
-    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
             command, cwd=tree, env=env, stdin=subprocess.DEVNULL, capture_output=True,
