@@ -27,7 +27,12 @@ def path() -> str:
 
 
 def compiles(
-    path: str, folder: Path, name: str, cpu: Sequence[str] | None, flags: str = "-march=native"
+    path: str,
+    folder: Path,
+    name: str,
+    cpu: Sequence[str] | None,
+    flags: str = "-march=native",
+    starts: bool = True,
 ) -> bool:
     """Whether a build below `folder/name` had to compile a file."""
     work = folder / name
@@ -41,6 +46,8 @@ def compiles(
         "CCACHE_DIR": str(folder / "cache"),
         "CCACHE_LOGFILE": str(log),
     }
+    if not starts:
+        (work / "launcher" / "ccache").chmod(0o644)
     ccache = shutil.which("ccache", path=env["PATH"])
     compiler = os.environ.get("CC", "cc").split()
     subprocess.run(
@@ -70,6 +77,14 @@ def test_objects_for_another_cpu_are_not_used(path: str, tmp_path: Path, flags: 
     """ccache itself takes `-march=native` on two machines for the same."""
     assert compiles(path, tmp_path, "there", EPYC, flags)
     assert compiles(path, tmp_path, "here", XEON, flags)
+
+
+def test_where_no_script_can_start_every_object_depends_on_the_cpu(
+    path: str, tmp_path: Path
+) -> None:
+    """On a disk that is mounted `noexec`."""
+    for name, cpu in (("there", EPYC), ("here", XEON)):
+        assert compiles(path, tmp_path, name, cpu, starts=False)
 
 
 @pytest.mark.parametrize(("there", "here"), [(EPYC, XEON), (EPYC, None), (None, EPYC)])

@@ -340,26 +340,27 @@ def ccache_environment(
     language changes no object. With `cpu`, the identity of the CPU that `-march=native` means, the
     objects for another one are not found: ccache takes that option for one like any other, so a
     cache that has moved to another CPU would return objects for the first one. Writes the identity
-    to a file in `work`, and a `ccache` that names it to the real one, found in `path`, for these
-    objects only: all others are the same on every CPU."""
+    to a file in `work`, and a `ccache` that starts the real one, found in `path`, without that file
+    for all other objects, which are the same on every CPU."""
     found = {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1", "CCACHE_SLOPPINESS": "locale"}
     path = path or os.environ.get("PATH", "")
     ccache = shutil.which("ccache", path=path)
     if cpu is not None and ccache is not None:
         file = work / "cpu.json"
         file.write_text(json.dumps(cpu), encoding="utf-8")
-        named = os.environ.get("CCACHE_EXTRAFILES")
-        files = os.pathsep.join(filter(None, (named, str(file))))
+        named = os.environ.get("CCACHE_EXTRAFILES", "")
+        found["CCACHE_EXTRAFILES"] = os.pathsep.join(filter(None, (named, str(file))))
         launcher = work / "launcher" / "ccache"
         launcher.parent.mkdir(exist_ok=True)
-        launcher.write_text(LAUNCHER.format(files=shlex.quote(files), ccache=shlex.quote(ccache)))
+        launcher.write_text(LAUNCHER.format(named=shlex.quote(named), ccache=shlex.quote(ccache)))
         launcher.chmod(0o755)
         found["PATH"] = os.pathsep.join([str(launcher.parent), path])
     return found
 
 
+# where it cannot start, every object depends on the CPU
 LAUNCHER = """#!/bin/sh
-case "$*" in *=native*) export CCACHE_EXTRAFILES={files} ;; esac
+case "$*" in *=native*) ;; *) export CCACHE_EXTRAFILES={named} ;; esac
 exec {ccache} "$@"
 """
 
