@@ -30,7 +30,8 @@
 # make load         record llama_cpp.server with clients for LOAD_MINUTES (10), and print a table of the results;
 #                   LIVE=1 shows it with instr live meanwhile
 # make mutate       make MUTANTS (60) small mistakes in the product, and count how many the tests notice;
-#                   SEED (1) draws others; NATIVE=1 also runs the native tests, for hours
+#                   SEED (1) draws others; NEAR=1 runs only the tests of the module's folder, in seconds;
+#                   NATIVE=1 also runs the native tests, for hours
 # make mutate-native
 #                   the same with the recorder's C and C++: each mistake is compiled; installs universalmutator; an hour
 # make fuzz         fuzz every reader for FUZZ_SECONDS (60) each; installs atheris
@@ -209,7 +210,8 @@ load: native $(TEST_INSTALLED)
 	$(BIN)/python -m tests.load --minutes $(LOAD_MINUTES) $(if $(LIVE),--live)
 
 mutate: $(TEST_INSTALLED)
-	$(BIN)/python -m tools.mutate --count $(MUTANTS) --seed $(SEED) --at-least $(AT_LEAST) $(if $(NATIVE),--native)
+	$(BIN)/python -m tools.mutate --count $(MUTANTS) --seed $(SEED) --at-least $(AT_LEAST) $(if $(NEAR),--near) \
+	    $(if $(NATIVE),--native)
 
 # without its dependencies, which its rules for lines do not need
 mutate-native: native $(TEST_INSTALLED)

@@ -1,13 +1,13 @@
 """Measures how many small mistakes the tests notice: `make mutate`.
 
-    python -m tools.mutate [PATH...] --count 60 --seed 1 [--native] [--at-least 80] [-o FILE]
+    python -m tools.mutate [PATH...] --count 60 --seed 1 [--near] [--at-least 80] [-o FILE]
 
 Copies the tracked files, draws `--count` mutants of the modules below the paths, and runs the tests
-on each: first the folder of tests that is named like the module's room, then all others. `--native`
-includes the native tests, which take minutes for each mutant that the pure ones miss. cosmic-ray
-makes the mutants: another operator, comparison or number, a loop that never runs, a condition
-negated. A place is drawn first, then one of its mutants. The modules take turns, so large ones do
-not crowd out small ones.
+on each: first the folder of tests that is named like the module's folder, then all others. `--near`
+runs only the former, in seconds. `--native` includes the native tests, which take minutes for each
+mutant that the pure ones miss. cosmic-ray makes the mutants: another operator, comparison or
+number, a loop that never runs, a condition negated. A place is drawn first, then one of its
+mutants. The modules take turns, so large ones do not crowd out small ones.
 
 Prints each survivor as a diff, since some change nothing that anyone could see, and a table by
 module. Exits with status 1 if a smaller share than `--at-least` (in percent) was killed.
@@ -157,22 +157,22 @@ def copy_of_the_tree(into: Path) -> Path:
     return into
 
 
-def rounds_of_tests(module: str, native: bool) -> list[list[str]]:
-    """Arguments of pytest, one list after the other: the tests of the module's room, then all."""
-    parts = Path(module).with_suffix("").parts
-    room = next((f"tests/{part}" for part in parts if (ROOT / "tests" / part).is_dir()), None)
-    rounds = [["tests"]] if room is None else [[room], ["tests", f"--ignore={room}"]]
+def rounds_of_tests(module: str, near: bool, native: bool) -> list[list[str]]:
+    """Arguments of pytest, one list after the other: the tests of the module's folder, then all."""
+    parts = reversed(Path(module).with_suffix("").parts)
+    folder = next((f"tests/{part}" for part in parts if (ROOT / "tests" / part).is_dir()), None)
+    rounds = [["tests"]] if folder is None else [[folder], ["tests", f"--ignore={folder}"]]
     kinds = ("not native", "native") if native else ("not native",)
-    return [["-m", kind, *arguments] for kind in kinds for arguments in rounds]
+    return [["-m", kind, *of] for kind in kinds for of in (rounds[:1] if near else rounds)]
 
 
-def outcome_of(mutant: Mutant, tree: Path, native: bool) -> str:
+def outcome_of(mutant: Mutant, tree: Path, near: bool, native: bool) -> str:
     """`killed`, `lived`, or `slow` for one that kept the tests from ending in time."""
     path = tree / mutant.module
     before = path.read_text(encoding="utf-8")
     path.write_text(mutant.source, encoding="utf-8")
     try:
-        rounds = rounds_of_tests(mutant.module, native)
+        rounds = rounds_of_tests(mutant.module, near, native)
         statuses = (_run_tests(tree, arguments) for arguments in rounds)
         return next((status for status in statuses if status != "lived"), "lived")
     finally:
@@ -192,7 +192,7 @@ def _run_tests(tree: Path, arguments: list[str]) -> str:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return "slow"
-    # 5: the room has no test of this kind
+    # 5: the folder has no test of this kind
     return "lived" if done.returncode in (0, 5) else "killed"
 
 
@@ -227,6 +227,7 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", default=TRUSTED, metavar="PATH")
     parser.add_argument("--count", type=int, default=60, help="how many mutants")
     parser.add_argument("--seed", type=int, default=1, help="another seed draws others")
+    parser.add_argument("--near", action="store_true", help="only tests of the module's folder")
     parser.add_argument("--native", action="store_true", help="also run the native tests")
     parser.add_argument("--at-least", type=float, default=0, help="percent that must be killed")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
@@ -240,13 +241,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         trees = [copy_of_the_tree(Path(folder) / str(job)) for job in range(options.jobs)]
         parallel = ["-n", str(options.jobs), "--dist", "loadfile"]
-        if _run_tests(trees[0], ["-m", "not native", *parallel, "tests"]) != "lived":
+        rounds = (rounds_of_tests(of.module, True, False)[0] for of in mutants)
+        needed = sorted({folder for *_, folder in rounds}) if options.near else ["tests"]
+        if _run_tests(trees[0], ["-m", "not native", *parallel, *needed]) != "lived":
             parser.error("the tests fail without a mutant; run: pytest -m 'not native'")
 
         def judge(mutant: Mutant) -> Mutant:
             tree = trees.pop()
             try:
-                outcome = outcome_of(mutant, tree, options.native)
+                outcome = outcome_of(mutant, tree, options.near, options.native)
             finally:
                 trees.append(tree)
             return Mutant(**{**asdict(mutant), "outcome": outcome})

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,15 @@ def test_the_same_seed_draws_the_same_mutants_and_modules_take_turns() -> None:
         after = each.source.splitlines()
         changed = [n for n, (a, b) in enumerate(zip(before, after, strict=True), 1) if a != b]
         assert changed == [each.line]
+
+
+def test_the_tests_of_the_nearest_folder_run_first_or_alone() -> None:
+    pure = ["-m", "not native"]
+    near, others = [*pure, "tests/graph"], [*pure, "tests", "--ignore=tests/graph"]
+    rounds_of = partial(mutate.rounds_of_tests, "llamacpp_instr/log/graph/ops.py")
+    assert rounds_of(near=False, native=False) == [near, others]
+    assert rounds_of(near=True, native=False) == [near]
+    assert rounds_of(near=True, native=True) == [near, ["-m", "native", "tests/graph"]]
 
 
 def test_what_kept_the_tests_from_ending_is_not_called_killed() -> None:
