@@ -11,7 +11,9 @@ of decodes, of prefills, and of each kind of op with more than 1 % of the time, 
 beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's rate, and of
 bytes over the bandwidth. --json also has every step: its measured median with a 95 % interval, and
 its prediction. Intervals of medians are those of scipy's `quantile_test`, which assumes no
-distribution. Run it when the machine is idle, right after `instr probe`.
+distribution. Run it when the machine is idle, right after `instr probe`. Steps of several threads
+count apart as moved if a barrier takes another time than in the probe by then, because the host of
+a virtual machine has put its CPUs elsewhere.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ from llamacpp_instr.prediction.probe.file import Probe, read_probe
 from llamacpp_instr.prediction.recorded import (
     Run,
     Shape,
+    barriers_of,
+    has_moved,
     record_runs,
     write_random_layers,
 )
@@ -66,7 +70,7 @@ RUNS = (
     Run(128, 5), Run(512, 4),
 )  # fmt: skip
 TRIES = 3
-CALIBRATED = ", calibrated"
+CALIBRATED, MOVED = ", calibrated", ", moved"
 FEW = 0.01
 """of the time of a step; kinds of op with less do not count"""
 
@@ -113,7 +117,10 @@ def main() -> None:
             "bias": float(np.median(of)),
             "roofline": float(np.median(np.abs(roofline))),
         }
-    within = {how or "predicted": coverage([of for of in rows if of["how"] == how]) for how in used}
+    of_label: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        of_label["predicted" + MOVED * bool(row["moved"]) + str(row["how"])].append(row)
+    within = {label: coverage(of) for label, of in of_label.items()}
     if args.json:
         print(json.dumps({"rows": rows, "medians": medians, "within_interval": within}, indent=1))
         return
@@ -183,6 +190,8 @@ class Recorded:
     model: ModelFile
     session: Session
     """of the file that was really quantized"""
+    barriers: dict[int, float]
+    """`barriers_of` the threads after the recording"""
 
 
 def record(
@@ -212,7 +221,7 @@ def record(
             if machine is None or not machine.is_disturbed or busy:
                 break
             print(path.name, file_type, machine.sentence(), file=sys.stderr)
-        yield Recorded(file_type, threads, predicted, session)
+        yield Recorded(file_type, threads, predicted, session, barriers_of([threads]))
     real.unlink()
 
 
@@ -224,10 +233,13 @@ def by_log(probe: Probe, done: list[Recorded], by: str) -> Probe:
 
 
 def compared(of: Recorded, probe: Probe, threads: int, how: str, errors: Errors) -> Iterator[Row]:
+    then = {barrier.threads: barrier.ns for barrier in probe.barriers}
+    moved = has_moved(then, of.barriers)
+    how = MOVED * moved + how
     for sample in samples(of.session):
         # not the filling of a cache
         if len(sample.steps) >= 2 and sample.tokens in {run.tokens for run in RUNS}:
-            yield compare(sample, of.model, probe, threads, how, errors)
+            yield {**compare(sample, of.model, probe, threads, how, errors), "moved": moved}
 
 
 def compare(

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.log.session import Session
-from llamacpp_instr.prediction.fit import Sample, samples
+from llamacpp_instr.prediction.fit import OWN_ERROR, Sample, samples
 from llamacpp_instr.prediction.model import (
     ATTENTION,
     ONE,
@@ -29,13 +29,10 @@ from llamacpp_instr.prediction.model import (
     costs_of,
     with_threads,
 )
-from llamacpp_instr.prediction.probe.file import KernelModel, OtherCost, ProductCost
+from llamacpp_instr.prediction.probe.file import KernelModel, OtherCost, Overhead, ProductCost
 
 FEW = 4
 """tokens of a product, from which on it computes more than it reads"""
-OWN_ERROR = 0.08
-"""deviation of one model's kernels of a kind that no factor removes: the contents of the weights,
-and where they lie in memory"""
 LEAST_COMPUTES = 3
 Kind = Literal["attention", "decode", "large", "prefill", "reading", "small"]
 """of kernels that share a factor: `decode` and `prefill`, products; `small` and `large`, other ops
@@ -185,10 +182,16 @@ def scaled(
             cold_ns_per_byte=by * of.cold_ns_per_byte,
         )  # fmt: skip
 
+    def shared(of: Overhead) -> Overhead:
+        return replace(
+            of, product_ns=computing * of.product_ns,
+            start_ns_per_byte=reading * of.start_ns_per_byte,
+        )  # fmt: skip
+
     return KernelModel(
         model.architecture,
         each(model.products, product),
         each(model.streams, lambda of: replace(of, bytes_per_second=of.bytes_per_second / reading)),
         each(model.others, other),
-        each(model.overheads, lambda of: replace(of, product_ns=computing * of.product_ns)),
+        each(model.overheads, shared),
     )

@@ -11,6 +11,7 @@ import platform
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import hypot
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -104,10 +105,15 @@ Key = tuple[str, bool, bool, int]
 FOLDS = 4
 GROUPS = 3
 """of models, each left out of one fit"""
+OWN_ERROR = 0.08
+"""deviation of one model's kernels that nothing else explains: the contents of the weights, and
+where they lie in memory"""
 LEAST_SPREAD = 0.03
 """processes differ by about as much, also where samples of one agree"""
-FAR = 0.5
-"""as far as a kernel's own share of the bandwidth, in logarithms, costs as much as errors of 1"""
+OF_FUNCTIONS = 3
+"""costs that each function has"""
+FAR = 1.0
+"""as far as a function's own share of the bandwidth, in logarithms, costs as much as errors of 1"""
 
 
 K = TypeVar("K", Product, Other)
@@ -130,7 +136,7 @@ def fit(models: Sequence[Sequence[Sample]], watts: Mapping[int, float]) -> Kerne
     found = _fit_all([sample for of in models for sample in of], watts)
     spread = _spread_of_steps(models, found)
     for overhead in found.overheads:
-        overhead.spread = _round(spread.get(overhead.threads, 0.0))
+        overhead.spread = _round(hypot(spread.get(overhead.threads, 0.0), OWN_ERROR))
     return found
 
 
@@ -166,12 +172,13 @@ def _fit_all(
         measured, rest = _split(chosen)
         fitted = _fit_products(measured)
         spread = _spread_of_products(measured) if spreads else {}
-        costs_of_types = zip(fitted.of_stream.tolist(), fitted.ns_per_dot.tolist(), strict=True)
-        of_type = dict(zip(fitted.types, costs_of_types, strict=True))
         for key, rate in zip(fitted.keys, fitted.ns_per_mac.tolist(), strict=True):
-            share, per_dot = of_type[key[:2]]
-            costs = _round(rate), _round(share), _round(spread.get(key, 0.1)), _round(per_dot)
-            model.products.append(ProductCost(*key, threads, *costs))
+            i = fitted.functions.index(_function(key))
+            costs = (
+                rate, float(fitted.of_stream[i]), spread.get(key, 0.1),
+                float(fitted.ns_per_dot[i]), float(fitted.ns_per_input[i]),
+            )  # fmt: skip
+            model.products.append(ProductCost(*key, threads, *map(_round, costs)))
         model.streams += [
             Stream(threads, int(size), float(round(1e9 / rate)))
             for size, rate in zip(fitted.sizes.tolist(), fitted.ns_per_byte.tolist(), strict=True)
@@ -179,18 +186,11 @@ def _fit_all(
         kernels = rest | {name: _similar(rest, one=name == ONE) for name in ("", ONE)}
         model.others += [_fit_other(op, threads, of, fitted) for op, of in sorted(kernels.items())]
         step_ns, cold_step_ns = _fit_outside(chosen, fitted)
-        product_ns, per_input, blend = map(_round, fitted.shared)
-        model.overheads.append(
-            Overhead(
-                threads,
-                product_ns,
-                per_input,
-                blend,
-                step_ns,
-                watts.get(threads),
-                cold_step_ns=cold_step_ns,
-            )
-        )
+        product_ns, blend, start = map(_round, fitted.shared)
+        model.overheads.append(Overhead(
+            threads, product_ns, blend, step_ns, watts.get(threads), cold_step_ns=cold_step_ns,
+            start_ns_per_byte=start if any(m.kernel.start for m in measured) else 0.0,
+        ))  # fmt: skip
     return model
 
 
@@ -221,7 +221,8 @@ def _split(
     samples: Sequence[Sample],
 ) -> tuple[list[_Measured[Product]], dict[str, list[_Measured[Other]]]]:
     """The products, equal ones of a compute once with their median, and the others by op. Products
-    after many tokens do not count: small models have much attention between small weights."""
+    after many tokens do not count: small models have much attention between small weights; nor do
+    those of the last token of a prefill, after which their weights are further away."""
     products: list[_Measured[Product]] = []
     others: dict[str, list[_Measured[Other]]] = defaultdict(list)
     for sample in samples:
@@ -231,10 +232,11 @@ def _split(
         for kernel, times in same.items():
             ns = max(1.0, float(np.quantile(times, 0.5, method="lower")))
             if isinstance(kernel, Product):
-                if sample.past > NEAR:
+                last = kernel.tokens == 1 < sample.tokens and not kernel.experts
+                if sample.past > NEAR or last:
                     continue
                 products.append(_Measured(kernel, sample.features.working_set, ns))
-            else:
+            elif not kernel.bound:
                 others[kernel.op].append(_Measured(kernel, sample.features.working_set, ns))
     return products, others
 
@@ -243,19 +245,32 @@ def _key(of: Product) -> Key:
     return of.type, of.repacked, of.experts, of.tokens
 
 
+Function = tuple[str, bool, bool]
+
+
+def _function(key: Key) -> Function:
+    """A type has one function that multiplies one token by one row after the other, and, for some
+    types, another one that multiplies several tokens by several rows at once, which reads weights
+    from memory more slowly (ggml/src/ggml-cpu/llamafile/sgemm.cpp)."""
+    type_, repacked, _, tokens = key
+    return type_, repacked, tokens == 1
+
+
 class _Fitted:
-    """Costs of products by key, by type and by size of the working set, and what all share. `x` has
-    their logarithms, one after the other."""
+    """Costs of products by key, by function and by size of the working set, and what all share. `x`
+    has their logarithms, one after the other."""
 
     def __init__(self, keys: list[Key], sizes: Floats, x: Floats) -> None:
         self.keys, self.sizes = keys, sizes
-        self.types = list(dict.fromkeys(key[:2] for key in keys))
-        ends = np.cumsum([len(keys), len(self.types), len(self.types), len(sizes)])
-        self.ns_per_mac, self.of_stream, self.ns_per_dot, steps, shared = np.split(np.exp(x), ends)
+        self.functions = list(dict.fromkeys(map(_function, keys)))
+        ends = np.cumsum([len(keys), *[len(self.functions)] * OF_FUNCTIONS, len(sizes)])
+        self.ns_per_mac, *of_functions, steps, shared = np.split(np.exp(x), ends)
+        self.of_stream, self.ns_per_dot, self.ns_per_input = of_functions
         self.ns_per_byte: Floats = np.cumsum(steps)
         """by size: never less than of a smaller one"""
         self.shared: list[float] = shared.tolist()
-        """of each product, for each input, and how computing and reading overlap"""
+        """ns of each product, how computing and reading overlap, and ns for each byte at the start
+        of a file"""
 
     def coldness(self, working_set: Floats) -> Floats:
         found: Floats = coldness(self.sizes, self.ns_per_byte, working_set)
@@ -266,24 +281,28 @@ class _Columns:
     """Measured products as columns."""
 
     def __init__(self, measured: Products, keys: list[Key]) -> None:
-        types = list(dict.fromkeys(key[:2] for key in keys))
+        functions = list(dict.fromkeys(map(_function, keys)))
         index = {key: i for i, key in enumerate(keys)}
         of = [m.kernel for m in measured]
         self.key = np.array([index[_key(p)] for p in of])
-        self.type = np.array([types.index((p.type, p.repacked)) for p in of])
+        self.function = np.array([functions.index(_function(_key(p))) for p in of])
         self.macs = np.array([p.macs for p in of])
         self.dots = np.array([p.dots for p in of])
         self.inputs = np.array([p.inputs for p in of])
         self.bytes = np.array([p.bytes for p in of])
+        self.start = np.array([p.start for p in of])
         self.ns = np.array([m.ns for m in measured])
         self.working_set = np.array([m.working_set for m in measured])
 
     def errors(self, fitted: _Fitted) -> Floats:
         """Predicted over measured times, in logarithms."""
-        rate = between(fitted.sizes, fitted.ns_per_byte, self.working_set)
-        read = self.bytes * rate / fitted.of_stream[self.type]
-        compute = fitted.ns_per_mac[self.key] * self.macs + fitted.ns_per_dot[self.type] * self.dots
-        found: Floats = np.log(product_time(compute, read, self.inputs, *fitted.shared) / self.ns)
+        per_byte = between(fitted.sizes, fitted.ns_per_byte, self.working_set)
+        read = self.bytes * per_byte / fitted.of_stream[self.function]
+        dots = fitted.ns_per_dot[self.function] * self.dots
+        product_ns, blend, start = fitted.shared
+        fixed = product_ns + fitted.ns_per_input[self.function] * self.inputs + start * self.start
+        ns = product_time(fitted.ns_per_mac[self.key] * self.macs + dots, read, fixed, blend)
+        found: Floats = np.log(ns / self.ns)
         return found
 
 
@@ -295,34 +314,33 @@ def _fit_products(measured: Products) -> _Fitted:
     sizes = _sizes(measured)
     columns = _Columns(measured, keys)
     n, n_keys, n_sizes = len(measured), len(keys), len(sizes)
-    n_types = len({key[:2] for key in keys})
-    of_types = slice(n_keys, n_keys + n_types)
+    n_functions = len({_function(key) for key in keys})
+    shares = slice(n_keys, n_keys + n_functions)
     per_mac = columns.ns / columns.macs
     rates = np.log([np.min(per_mac[columns.key == key]) for key in range(n_keys)])
 
     def start(
-        rates: Floats, share: float, per_dot: float, per_byte: float, shared: list[float]
+        rates: Floats, of_function: Sequence[float], per_byte: float, shared: Sequence[float]
     ) -> Floats:
-        of_types = np.full(n_types, share), np.full(n_types, np.log(per_dot))
-        return np.concatenate(
-            [rates, *of_types, np.full(n_sizes, np.log(per_byte)), np.log(shared)]
-        )
+        same = np.concatenate([np.repeat(of_function, n_functions), np.full(n_sizes, per_byte)])
+        return np.concatenate([rates, np.log(same), np.log(shared)])
 
-    low = start(rates - 4, -0.7, 1e-3, 1e-6, [1, 1e-4, 1.0])
-    high = start(rates + 0.5, 0.7, 100.0, 5.0, [5e4, 5, 12.0])
-    first = np.clip(start(rates, 0.0, 1.0, 0.02, [500.0, 0.1, 2.0]), low + 1e-6, high - 1e-6)
+    low = start(rates - 4, (0.2, 1e-3, 1e-4), 1e-6, (1, 1, 1e-6))
+    high = start(rates + 0.5, (5, 100, 10), 5, (5e4, 12, 0.1))
+    first = start(rates, (1, 1, 0.1), 0.02, (500, 2, 1e-4))
+    first = np.clip(first, low + 1e-6, high - 1e-6)
     weight = np.minimum(1, columns.ns / 5e3) ** 0.5
 
     def errors(x: Floats) -> Floats:
         logs = columns.errors(_Fitted(keys, sizes, x)) * weight
-        return np.concatenate([logs, x[of_types] / FAR])
+        return np.concatenate([logs, x[shares] / FAR])
 
-    depends = lil_matrix((n + n_types, len(first)), dtype=np.int8)
+    depends = lil_matrix((n + n_functions, len(first)), dtype=np.int8)
     depends[np.arange(n), columns.key] = 1
-    depends[np.arange(n), n_keys + columns.type] = 1
-    depends[np.arange(n), n_keys + n_types + columns.type] = 1
-    depends[:n, n_keys + 2 * n_types :] = 1
-    depends[n + np.arange(n_types), n_keys + np.arange(n_types)] = 1
+    for i in range(OF_FUNCTIONS):
+        depends[np.arange(n), n_keys + i * n_functions + columns.function] = 1
+    depends[:n, n_keys + OF_FUNCTIONS * n_functions :] = 1
+    depends[n + np.arange(n_functions), n_keys + np.arange(n_functions)] = 1
     found = least_squares(
         errors, first, bounds=(low, high), loss="soft_l1", f_scale=0.1, jac_sparsity=depends,
         max_nfev=60,

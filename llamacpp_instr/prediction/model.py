@@ -29,7 +29,7 @@ from llamacpp_instr.base.system import how_to_install
 from llamacpp_instr.base.terminal import counted
 from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
 from llamacpp_instr.log.graph.kernels import plan_kernels
-from llamacpp_instr.log.graph.ops import op_params, tensor
+from llamacpp_instr.log.graph.ops import Tensor, op_params, tensor
 from llamacpp_instr.log.graph.timeline import PlanTimeline
 from llamacpp_instr.log.schema import Graph, Plan
 from llamacpp_instr.prediction.probe.file import KernelModel, OtherCost, Probe, ProductCost
@@ -44,6 +44,12 @@ ONE = ", one token"
 """ends the names of ops that were measured while one token was decoded"""
 ALONE = " alone"
 """the same of attention, whose keys and values then come from further away"""
+EMBEDDING, START = "token_embd.weight", 48 << 20
+"""the first weight of a file, and the bytes until the pieces of memory are large; measured with
+Linux 6.18 and a read-ahead of 8 MiB"""
+APART, FAR_APART, WIDE = " apart", 1024, 256
+"""the same where the keys of one cell, of several heads, have so many bytes, and those of one head
+so many: the cells of a head then lie far apart, and no longer come before they are needed"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,9 @@ class Product:
     """of the weights that are read"""
     dots: float
     """results, each the product of a row of the weight and one of the activations"""
+    start: float = 0.0
+    """bytes of the weight that lie where a file begins: those of an embedding that is also the
+    output. Linux reads so much into small pieces of memory, as it begins with small reads"""
 
 
 @dataclass(frozen=True)
@@ -84,12 +93,14 @@ class Other:
     bytes: float
     """that are far away while one token is decoded, because the weights have passed through the
     caches since they were used; else 0"""
+    bound: bool = False
+    """whether `flops` is an upper bound"""
 
     @property
     def is_short(self) -> bool:
         """Whether it is so short, in a decode of one token, that it matters how far away its data
         and its instructions are."""
-        return self.op.endswith((ONE, SHORT + ALONE))
+        return self.op.endswith(ONE) or SHORT + ALONE in self.op
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,8 @@ def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> F
             of = kernels.attention[i]
             window = SHORT if of.n_kv <= SHORT_WINDOW else LONG
             label += f" {tensor(graph, sources[0]).ne[0]}{window}{' tiled' * of.tiled}"
-            label += ALONE * (tokens == 1)
+            if tokens == 1:
+                label += ALONE + APART * _is_apart(tensor(graph, sources[1]))
             rows = of.rows * of.heads * of.streams
             # one by one, cells that are masked are passed over
             units = float(rows * of.n_kv) if of.tiled else 0.0
@@ -130,8 +142,15 @@ def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> F
         at_once = -(-rows // threads) / max(1, rows)  # the share of the busiest thread
         flops = float(work.flops[i]) if i in kernels.attention or op.startswith("MUL_MAT") else 0.0
         far = float(work.bytes[i]) * at_once if label.endswith(ONE) else 0.0
-        found.append(Other(label, rows * at_once, units * at_once, flops * at_once, far))
+        bound = i in kernels.attention and bool(work.bound[i])
+        found.append(Other(label, rows * at_once, units * at_once, flops * at_once, far, bound))
     return Features(found, float(work.bytes.sum()))
+
+
+def _is_apart(keys: Tensor) -> bool:
+    cells, heads = (*keys.ne, 1, 1)[1:3]
+    of_cell = keys.bytes / max(1, cells)
+    return heads > 1 and of_cell >= FAR_APART and of_cell / heads >= WIDE
 
 
 def _with_kind(op: str, params: Sequence[int]) -> str:
@@ -149,12 +168,13 @@ def _product(graph: Graph, node: int, moved: int) -> Product:
     tokens = prod(nodes.ne[node][1:])
     if experts:
         tokens = max(1, round(tokens / max(1, weight.ne[2])))
+    n_bytes = float(moved - sum(tensor(graph, of).bytes for of in (*sources[1:], node)))
     return Product(
         type=weight.type.upper(), repacked=weight.buffer == REPACKED, experts=experts,
         tokens=tokens, macs=float(weight.ne[0] * prod(nodes.ne[node])),
         inputs=float(prod(tensor(graph, sources[1]).ne)),
-        bytes=float(moved - sum(tensor(graph, of).bytes for of in (*sources[1:], node))),
-        dots=float(prod(nodes.ne[node])),
+        bytes=n_bytes, dots=float(prod(nodes.ne[node])),
+        start=min(n_bytes, START) if weight.name == EMBEDDING else 0.0,
     )  # fmt: skip
 
 
@@ -171,7 +191,8 @@ _GROWTH: dict[str, tuple[float, float]] = {
     "bytes_per_second": (0.0, 1.0), "ns": (0.0, 1.0), "ns_per_row": (0.0, 1.0),
     "ns_per_unit": (0.0, 1.0), "ns_per_flop": (0.0, 1.0), "cold_ns": (0.0, 1.0),
     "cold_ns_per_byte": (0.0, 1.0), "product_ns": (0.0, 1.0), "ns_per_input": (-1.0, 1.0),
-    "blend": (0.0, 0.0), "step_ns": (0.0, 1.0), "cold_step_ns": (0.0, 1.0), "watts": (0.0, 1.0),
+    "start_ns_per_byte": (-1.0, 0.0), "blend": (0.0, 0.0), "step_ns": (0.0, 1.0),
+    "cold_step_ns": (0.0, 1.0), "watts": (0.0, 1.0),
 }  # fmt: skip
 """the least and the largest power of each cost; with one measured number, the first holds"""
 
@@ -373,8 +394,10 @@ class _Costs:
         nearest = min(costs, key=lambda of: abs(of.tokens - kernel.tokens))
         compute = float(ns_per_mac) * kernel.macs + nearest.ns_per_dot * kernel.dots
         read = kernel.bytes * self.ns_per_byte / nearest.of_stream
-        shared = self.overhead.product_ns, self.overhead.ns_per_input, self.overhead.blend
-        ns = product_time(compute, read, kernel.inputs, *shared)
+        per_input = nearest.ns_per_input + self.overhead.ns_per_input
+        fixed = self.overhead.product_ns + per_input * kernel.inputs
+        fixed += self.overhead.start_ns_per_byte * kernel.start
+        ns = product_time(compute, read, fixed, self.overhead.blend)
         return ns, nearest.spread if known else UNKNOWN, name, known
 
     def _like(self, op: str) -> OtherCost:
@@ -414,13 +437,11 @@ _TINY = np.finfo(np.float64).tiny
 """instead of 0, by which nothing can be divided"""
 
 
-def product_time(
-    compute: Any, read: Any, inputs: Any, product_ns: float, ns_per_input: float, p: float
-) -> Any:
+def product_time(compute: Any, read: Any, fixed: Any, p: float) -> Any:
     """Time of matrix products, ns, numbers or arrays; see the module."""
     most = np.maximum(np.maximum(compute, read), _TINY)
     blended = most * ((compute / most) ** p + (read / most) ** p) ** (1 / p)
-    return product_ns + ns_per_input * inputs + blended
+    return fixed + blended
 
 
 def other_ns(kernel: Other, cost: OtherCost, cold: float) -> float:

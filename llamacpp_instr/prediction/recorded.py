@@ -173,10 +173,11 @@ class Subject:
 
 _TIMES = {1: 25, 2: 12, 4: 12, 8: 12, 16: 9, 32: 7, 64: 7, 256: 3}
 _SHORT = tuple(Run(tokens, times) for tokens, times in _TIMES.items())
-_LONG = (
-    *(Run(1, times, past) for past, times in ((192, 15), (512, 15), (1504, 15), (3008, 11))),
-    Run(8, 5, past=300), Run(8, 5, past=1500), Run(64, 3, past=1000), Run(512, 2),
-)  # fmt: skip
+_FAR = tuple(Run(1, times, past) for past, times in ((192, 15), (512, 15), (1520, 15), (3008, 11)))
+_LONG = sorted(
+    (*_FAR, Run(8, 5, past=300), Run(8, 5, past=1500), Run(64, 3, past=1000), Run(512, 2)),
+    key=lambda run: run.past,
+)
 SMALL, MIDDLE = Shape(256, 768, 4, 2), Shape(1024, 2816, 16, 4)
 SUBJECTS = (
     Subject("small", SMALL, TYPES_OF_LAYERS, _SHORT),
@@ -184,13 +185,17 @@ SUBJECTS = (
     Subject("large", Shape(2048, 5632, 16, 8), TYPES_OF_LAYERS,
             (Run(1, 7), Run(4, 3), Run(16, 2))),
     *(
-        Subject(f"attention-{1024 // heads}", Shape(1024, 256, heads, heads // 2), MIXED[:2],
-                (*_SHORT[:1], *_LONG))
-        for heads in (16, 8, 4)
+        # so many layers that keys and values come from memory
+        Subject(name, Shape(1024, 256, heads, kv_heads), MIXED[:2] * 3, (*_SHORT[:1], *runs))
+        for name, heads, kv_heads, runs in (
+            ("attention-64", 16, 8, _LONG), ("attention-128", 8, 4, _LONG),
+            ("attention-256", 4, 2, _LONG), ("near-128", 8, 2, _FAR),
+        )
     ),
     Subject("experts", Shape(512, 512, 8, 2, experts=8, used=2), MIXED, _SHORT[:-1]),
-    Subject("gemma", Shape(512, 1536, 2, 1, window=256, head=256), MIXED[:2] * 3,
-            (*_SHORT[:1], *_LONG[:3], *_SHORT[3:4], Run(64, 4), Run(512, 2))),
+    # with a vocabulary that reaches beyond the start of its file
+    Subject("gemma", Shape(512, 1536, 2, 1, 49152, window=256, head=256), MIXED[:2] * 3,
+            (*_SHORT[:1], *_FAR[:3], *_SHORT[3:4], Run(64, 4), Run(512, 2))),
     # of another width, which separates the costs of rows from those of bytes
     Subject("wide experts", Shape(1024, 256, 8, 2, experts=4, used=2), MIXED[:2],
             (*_SHORT[:1], *_SHORT[3:4], Run(64, 4))),
@@ -247,7 +252,9 @@ def has_moved(before: Mapping[int, float], now: Mapping[int, float]) -> bool:
 def record_runs(
     model: Path, log: Path, n_threads: int, runs: Sequence[Run], repack: bool = True
 ) -> None:
-    """Records these runs of a model, each in a cache without other tokens."""
+    """Records these runs of a model. The tokens are random: equal ones all go to the same experts,
+    and a real model's attention takes a fifth longer for them. A run goes on with the cache of the
+    one before if that does not hold too many tokens, else with an empty one."""
     longest = max(run.past + run.tokens * (run.times if run.tokens == 1 else 1) for run in runs)
     largest = max(max(run.tokens for run in runs), 256 if any(run.past for run in runs) else 1)
     options = ContextOptions(
@@ -258,16 +265,21 @@ def record_runs(
             LoadedModel(model, llama_log, placement=ON_CPU, use_extra_bufts=repack) as loaded,
             ModelContext(loaded, options) as context,
         ):
+            tokens = np.random.default_rng(0).integers(0, loaded.n_vocab, longest).tolist()
+            filled = 0
             for run in runs:
-                context.clear()
-                for begin in range(0, run.past, largest):
-                    context.decode([1] * min(largest, run.past - begin))
+                if run.past < filled or not run.past:
+                    context.clear()
+                    filled = 0
+                for begin in range(filled, run.past, largest):
+                    context.decode(tokens[begin : min(begin + largest, run.past)])
+                filled = run.past
                 for _ in range(run.times):
-                    if not run.past and run.tokens > 1:
-                        context.clear()
-                    elif run.past and run.tokens > 1:
-                        context.api.llama_memory_seq_rm(context.memory, 0, run.past, -1)
-                    context.decode([1] * run.tokens)
+                    if run.tokens > 1:
+                        context.keep(run.past)
+                        filled = run.past
+                    context.decode(tokens[filled : filled + run.tokens])
+                    filled += run.tokens
         gc.collect()
 
 

@@ -36,6 +36,6 @@ def made_machine(threads: tuple[int, ...] = (1, 2), watts: float | None = None) 
         for n in threads
         for op in ("", ", one token", "ADD", "ADD, one token")
     ] + [OtherCost("FLASH_ATTN_EXT 64 short", n, 500.0, 10.0, 2.0, 0.01, 0.1) for n in threads]
-    overheads = [Overhead(n, 500.0, 0.1, 2.0, 20_000.0, watts) for n in threads]
+    overheads = [Overhead(n, 500.0, 2.0, 20_000.0, watts, ns_per_input=0.1) for n in threads]
     model = KernelModel(platform.machine(), products, streams, others, overheads)
     return replace(probe_of("a made CPU"), probe=2, kernel_model=model)

@@ -45,10 +45,10 @@ def model_of(threads: dict[int, float], **spreads: float) -> KernelModel:
     of = spreads.get("spread", 0.1)
     return KernelModel(
         "x",
-        [ProductCost("F16", False, False, 1, n, c, c, of * n, c) for n, c in threads.items()],
+        [ProductCost("F16", False, False, 1, n, c, c, of * n, c, c) for n, c in threads.items()],
         [Stream(n, 100, c) for n, c in threads.items()],
         [OtherCost("ADD", n, c, c, c, c, of * n, c, c) for n, c in threads.items()],
-        [Overhead(n, c, c, c, c, c, of, c) for n, c in threads.items()],
+        [Overhead(n, c, c, c, c, of, c) for n, c in threads.items()],
     )
 
 
@@ -61,7 +61,7 @@ def costs(model: KernelModel) -> dict[str, float | None]:
         "bytes_per_second": stream.bytes_per_second, "ns": other.ns,
         "ns_per_row": other.ns_per_row, "ns_per_unit": other.ns_per_unit,
         "ns_per_flop": other.ns_per_flop, "product_ns": overhead.product_ns,
-        "ns_per_input": overhead.ns_per_input, "blend": overhead.blend,
+        "ns_per_input": product.ns_per_input, "blend": overhead.blend,
         "step_ns": overhead.step_ns, "watts": overhead.watts,
         "ns_per_dot": product.ns_per_dot, "cold_ns": other.cold_ns,
         "cold_ns_per_byte": other.cold_ns_per_byte, "cold_step_ns": overhead.cold_step_ns,
@@ -136,7 +136,7 @@ def test_the_spread_of_steps_grows_by_half_for_each_doubling(
     [(300.0, 400.0, 500.0), (400.0, 300.0, 500.0), (300.0, 0.0, 300.0), (0.0, 0.0, 0.0)],
 )
 def test_a_product_blends_computing_and_reading(compute: float, read: float, ns: float) -> None:
-    assert product_time(compute, read, 20.0, 50.0, 0.5, 2.0) == pytest.approx(50 + 0.5 * 20 + ns)
+    assert product_time(compute, read, 60.0, 2.0) == pytest.approx(60 + ns)
 
 
 def test_other_kernels_cost_by_rows_units_and_operations() -> None:
@@ -196,7 +196,7 @@ def costs_by_type(threads: int = 1) -> _Costs:
     others = [OtherCost(op, n, ns * n, 0.0, 0.0, 0.0, 0.2) for n in (1, 2)
               for op, ns in (("", 10.0), (", one token", 20.0), ("ADD", 30.0),
                              ("GLU SWIGLU", 40.0), ("GLU SWIGLU, one token", 50.0))]  # fmt: skip
-    overheads = [Overhead(n, 0.0, 0.0, 12.0, 0.0, None) for n in (1, 2)]
+    overheads = [Overhead(n, 0.0, 12.0, 0.0, None) for n in (1, 2)]
     streams = [Stream(n, 100, 1e30) for n in (1, 2)]
     return _Costs(KernelModel("x", products, streams, others + attention, overheads), threads, 1.0)
 

@@ -17,6 +17,12 @@ def kernels_of(graph: Graph, threads: int = 1, ubatch: Ubatch | None = None) -> 
     return list(features(graph, cpu_plan(graph), ubatch, threads).kernels)
 
 
+def product_of(graph: Graph) -> Product:
+    product = kernels_of(graph)[0]
+    assert isinstance(product, Product)
+    return product
+
+
 def test_a_product_multiplies_its_activations_by_a_weight_and_reads_it() -> None:
     """Six rows of eight F16 weights, for three tokens."""
     product, add = kernels_of(product_graph(8, 6, 3))
@@ -124,6 +130,38 @@ def test_attention_is_named_by_its_keys_its_window_and_its_way(
     assert attention.rows == rows * 3
     assert attention.units == (rows * 3 * cells if "tiled" in label else 0)
     assert attention.flops > 0
+
+
+@pytest.mark.parametrize(
+    ("head", "heads", "apart"),
+    [(128, 4, True), (256, 2, True), (128, 2, False), (64, 16, False), (512, 1, False)],
+)
+def test_keys_of_a_head_may_lie_far_apart(head: int, heads: int, apart: bool) -> None:
+    """256 bytes or more, each after 1,024 or more, most of them of other heads."""
+    graph = attention_graph()
+    keys = graph.leafs[1]
+    keys.ne, keys.bytes = [head, 512, heads], 2 * head * 512 * heads
+    _, attention = kernels_of(graph)
+    assert isinstance(attention, Other)
+    assert attention.op == f"FLASH_ATTN_EXT 4 long alone{' apart' * apart}"
+
+
+@pytest.mark.parametrize(("known", "bound"), [(True, False), (False, True)])
+def test_attention_whose_cells_are_not_known_is_a_bound(known: bool, bound: bool) -> None:
+    ubatch = ubatch_of(2, 3, 1, 48) if known else None
+    _, attention = kernels_of(attention_graph(), 1, ubatch)
+    assert isinstance(attention, Other)
+    assert attention.bound is bound
+
+
+def test_an_embedding_as_output_lies_where_its_file_begins() -> None:
+    """Two megabytes of it, and of a larger one 48 MiB."""
+    small, large = (product_graph(1024, rows) for rows in (1024, 32_768))
+    assert product_of(small).start == 0
+    for graph in (small, large):
+        graph.leafs[0].name = "token_embd.weight"
+    assert product_of(small).start == 2 << 20
+    assert product_of(large).start == 48 << 20
 
 
 def test_attention_of_several_tokens_is_not_alone() -> None:

@@ -11,6 +11,7 @@ import pytest
 from gguf import GGUFReader
 
 from llamacpp_instr.base.machine import drop_cached
+from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.types import BY_NAME
 from llamacpp_instr.prediction import recorded
 from llamacpp_instr.prediction.recorded import (
@@ -20,6 +21,7 @@ from llamacpp_instr.prediction.recorded import (
     Shape,
     Subject,
     has_moved,
+    record_runs,
     record_subjects,
     write_random_layers,
 )
@@ -75,6 +77,18 @@ def test_what_was_recorded_while_threads_moved_is_recorded_again(
     subjects = [Subject(name, SUBJECTS[0].shape, ("F16",), (Run(1, 2),)) for name in ("one", "two")]
     found = [(of.model, len(runs)) for of in record_subjects(tmp_path, [2], subjects)]
     assert found == [("one", 2), ("two", 5)]
+
+
+@pytest.mark.native
+def test_a_run_goes_on_where_the_one_before_ended(tmp_path: Path) -> None:
+    model = write_random_layers(tmp_path / "a.gguf", Shape(256, 768, 4, 2), ["F16"])
+    runs = (Run(1, 2), Run(1, 2, past=4), Run(2, 2, past=10), Run(2, 2), Run(1, 1, past=1))
+    record_runs(model, tmp_path / "a.log", 1, runs)
+    steps = load_session(tmp_path / "a.log").steps.tuples("pos", "n_tokens")
+    assert list(steps) == [
+        (0, 1), (1, 1), (2, 2), (4, 1), (5, 1), (6, 4), (10, 2), (10, 2), (0, 2), (0, 2), (0, 1),
+        (1, 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.native

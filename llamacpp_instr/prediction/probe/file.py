@@ -81,6 +81,9 @@ class ProductCost(Struct, forbid_unknown_fields=True):
     """standard deviation of measured over predicted times that the fit had not seen, as a part"""
     ns_per_dot: Cost = 0.0
     """of each result: a short row costs more than its multiplications"""
+    ns_per_input: Cost = 0.0
+    """of each activation, which is converted before it is multiplied: to Q8_K for K-quants, F16 and
+    so on"""
 
 
 class Stream(Struct, forbid_unknown_fields=True):
@@ -119,8 +122,6 @@ class Overhead(Struct, forbid_unknown_fields=True):
     threads: Count
     product_ns: Cost
     """of each matrix product"""
-    ns_per_input: Cost
-    """for each activation, which is converted before it is multiplied"""
     blend: Annotated[float, Meta(ge=1, le=16)]
     """how computing and reading overlap: (compute^blend + read^blend)^(1/blend); 1 not at all"""
     step_ns: Cost
@@ -132,6 +133,10 @@ class Overhead(Struct, forbid_unknown_fields=True):
     models that the fit had not seen, beyond that of their kernels, as a part"""
     cold_step_ns: Cost = 0.0
     """more of a decode outside its kernels, in the largest working set of `streams`"""
+    ns_per_input: Cost = 0.0
+    """added to that of each product; earlier files have it only here"""
+    start_ns_per_byte: Cost = 0.0
+    """more to read an embedding from the start of a file, which lies in small pieces of memory"""
 
 
 class KernelModel(Struct, forbid_unknown_fields=True):
