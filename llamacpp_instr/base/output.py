@@ -145,7 +145,8 @@ def open_output_directory(
                 if not force:
                     raise UsageError(f"{path} exists by now; use --force to replace what is in it")
                 check_output_directory(path, names, force)
-                _exchange(temporary, place, names)
+                with _uninterrupted():
+                    _exchange(temporary, place, names)
             else:
                 temporary.replace(place)
         except BaseException:
@@ -173,25 +174,21 @@ def check_output_directory(path: str | Path, names: Collection[str], force: bool
 
 
 def _exchange(new: Path, old: Path, names: Collection[str]) -> None:
-    """Put the directory `new` in the place of `old`, then remove `old` and its files `names`."""
+    """Put the directory `new` in the place of `old`, then remove `old` and its files `names`. No
+    signal may interrupt it."""
     aside = _beside(old)
+    old.replace(aside)
     try:
-        old.replace(aside)
         new.replace(old)
-    except BaseException:
-        if not old.exists():
-            aside.replace(old)
+    except OSError:
+        aside.replace(old)
         raise
-    finally:
-        with _uninterrupted():
-            for name in names:
-                (aside / name).unlink(missing_ok=True)
-            try:
-                aside.rmdir()
-            except FileNotFoundError:  # nothing was put aside
-                pass
-            except OSError:
-                raise InstrError(f"{old}: files that appeared meanwhile are in {aside}") from None
+    for name in names:
+        (aside / name).unlink(missing_ok=True)
+    try:
+        aside.rmdir()
+    except OSError:
+        raise InstrError(f"{old}: files that appeared meanwhile are in {aside}") from None
 
 
 def file_mode(path: Path) -> int | None:

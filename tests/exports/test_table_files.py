@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 
+from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.base.output import open_output_directory
 from llamacpp_instr.converters.exports import table_files as files
 from llamacpp_instr.converters.exports.tables import NAMES, load_tables, stream_tables
@@ -244,3 +246,49 @@ def test_a_signal_waits_until_the_old_files_are_removed(
         monkeypatch.setattr(Path, "unlink", interrupted)
     assert [path.name for path in tmp_path.iterdir()] == ["tables"]
     assert {path.name: path.read_text() for path in place.iterdir()} == {"a.csv": "new"}
+
+
+@pytest.mark.native
+def test_a_signal_just_before_signals_wait_leaves_the_old_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There was a moment after the exchange at which it left the old directory under another
+    name."""
+    place = tmp_path / "tables"
+    place.mkdir()
+    (place / "a.csv").write_text("old")
+    install = signal.signal
+
+    def interrupted(number: int, handler: signal._HANDLER) -> object:
+        monkeypatch.setattr(signal, "signal", install)
+        signal.raise_signal(signal.SIGTERM)
+        return install(number, handler)
+
+    ends = pytest.raises(SystemExit)
+    with ends, open_output_directory(place, ("a.csv",), force=True) as directory:
+        (directory / "a.csv").write_text("new")
+        monkeypatch.setattr(signal, "signal", interrupted)
+    assert [path.name for path in tmp_path.iterdir()] == ["tables"]
+    assert (place / "a.csv").read_text() == "old"
+
+
+def test_the_old_directory_comes_back_if_the_new_one_cannot_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "tables"
+    place.mkdir()
+    (place / "a.csv").write_text("old")
+    rename = Path.replace
+
+    def failing(path: Path, target: Path) -> Path:
+        if path.joinpath("new.csv").exists():
+            raise OSError(errno.EIO, "Input/output error", str(target))
+        return rename(path, target)
+
+    names = ("a.csv", "new.csv")
+    ends = pytest.raises(InstrError, match=r"tables cannot be written: Input/output error")
+    with ends, open_output_directory(place, names, force=True) as directory:
+        (directory / "new.csv").write_text("new")
+        monkeypatch.setattr(Path, "replace", failing)
+    assert [path.name for path in tmp_path.iterdir()] == ["tables"]
+    assert (place / "a.csv").read_text() == "old"
