@@ -44,12 +44,12 @@ ONE = ", one token"
 """ends the names of ops that were measured while one token was decoded"""
 ALONE = " alone"
 """the same of attention, whose keys and values then come from further away"""
-EMBEDDING, START = "token_embd.weight", 48 << 20
-"""the first weight of a file, and the bytes until the pieces of memory are large; measured with
-Linux 6.18 and a read-ahead of 8 MiB"""
 APART, FAR_APART, WIDE = " apart", 1024, 256
-"""the same where the keys of one cell, of several heads, have so many bytes, and those of one head
-so many: the cells of a head then lie far apart, and no longer come before they are needed"""
+"""follows `ALONE` if the keys of several heads in one cell take at least 1,024 bytes, and those of
+one head at least 256: the next cell of a head is then too far away to be read ahead"""
+EMBEDDING, START = "token_embd.weight", 48 << 20
+"""the weight with which files begin, and how many of its bytes lie in small pieces of memory,
+measured with Linux 6.18 and a read-ahead of 8 MiB"""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Product:
     dots: float
     """results, each the product of a row of the weight and one of the activations"""
     start: float = 0.0
-    """bytes of the weight that lie where a file begins: those of an embedding that is also the
-    output. Linux reads so much into small pieces of memory, as it begins with small reads"""
+    """bytes of an embedding that is also the output at the start of its file. Linux begins to read
+    a file in small steps, each into a piece of memory of its own"""
 
 
 @dataclass(frozen=True)
@@ -169,12 +169,13 @@ def _product(graph: Graph, node: int, moved: int) -> Product:
     if experts:
         tokens = max(1, round(tokens / max(1, weight.ne[2])))
     n_bytes = float(moved - sum(tensor(graph, of).bytes for of in (*sources[1:], node)))
+    repacked = weight.buffer == REPACKED  # a copy, which lies nowhere in a file
     return Product(
-        type=weight.type.upper(), repacked=weight.buffer == REPACKED, experts=experts,
+        type=weight.type.upper(), repacked=repacked, experts=experts,
         tokens=tokens, macs=float(weight.ne[0] * prod(nodes.ne[node])),
         inputs=float(prod(tensor(graph, sources[1]).ne)),
         bytes=n_bytes, dots=float(prod(nodes.ne[node])),
-        start=min(n_bytes, START) if weight.name == EMBEDDING else 0.0,
+        start=min(n_bytes, START) if weight.name == EMBEDDING and not repacked else 0.0,
     )  # fmt: skip
 
 

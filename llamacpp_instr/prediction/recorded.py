@@ -252,9 +252,9 @@ def has_moved(before: Mapping[int, float], now: Mapping[int, float]) -> bool:
 def record_runs(
     model: Path, log: Path, n_threads: int, runs: Sequence[Run], repack: bool = True
 ) -> None:
-    """Records these runs of a model. The tokens are random: equal ones all go to the same experts,
-    and a real model's attention takes a fifth longer for them. A run goes on with the cache of the
-    one before if that does not hold too many tokens, else with an empty one."""
+    """Records these runs of a model. The tokens are random: equal ones would all go to the same
+    experts, and the attention of a real model takes 20 % longer for them. A run continues in the
+    cache of the previous run, or in an empty one if that cache holds more than `past` tokens."""
     longest = max(run.past + run.tokens * (run.times if run.tokens == 1 else 1) for run in runs)
     largest = max(max(run.tokens for run in runs), 256 if any(run.past for run in runs) else 1)
     options = ContextOptions(

@@ -162,6 +162,9 @@ def test_an_embedding_as_output_lies_where_its_file_begins() -> None:
         graph.leafs[0].name = "token_embd.weight"
     assert product_of(small).start == 2 << 20
     assert product_of(large).start == 48 << 20
+    large.buffers = ["CPU", "CPU_REPACK"]
+    large.leafs[0].buffer = "CPU_REPACK"
+    assert product_of(large).start == 0, "a copy, which is not mapped from the file"
 
 
 def test_attention_of_several_tokens_is_not_alone() -> None:
