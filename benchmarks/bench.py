@@ -1,4 +1,4 @@
-"""Compares `instr bench` with llama-bench: tokens per second of the same tests, in turns.
+"""Compares `instr bench` with llama-bench: tokens per second of the same tests, interleaved.
 
     python -m benchmarks.bench [--model FILE] [--threads 2] [--prompt 256] [--tokens 64]
 
@@ -47,7 +47,7 @@ def instr_bench(model: str, logs: Path, *words: object) -> dict[str, float]:
 
 
 def llama_bench(model: str, _logs: Path, *words: object) -> dict[str, float]:
-    """The same by llama-bench."""
+    """The same, measured by llama-bench."""
     program = programs() / "llama-bench"
     tests = json.loads(output_of(program, "-m", model, *words, "-r", 1, "-o", "json"))
     names = ((of, f"pp{of['n_prompt']}" if of["n_prompt"] else f"tg{of['n_gen']}") for of in tests)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.busy_neighbour [--recordings 20]
 
-Records the demo model idle and with as many busy processes as there are CPUs, in turns.
+Records the demo model idle and with as many busy processes as there are CPUs, alternately.
 """
 
 from __future__ import annotations

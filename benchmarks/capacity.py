@@ -4,14 +4,14 @@
     python -m benchmarks.capacity --requests 1000000
 
 It records a llama-server in each setting, under the load of aiperf (PyPI), whose clients ask again
-when their answer is there. FOLDER keeps a log and aiperf's records of each case, and a case that it
-has is not recorded again. Every case is then predicted from the log of the first, BASE. Errors are
-those of the prediction against the log, and against what aiperf saw.
+when they have their answer. FOLDER keeps a log and aiperf's records of each case, and a case that
+it has is not recorded again. Every case is then predicted from the log of the first, BASE. Errors
+are those of the prediction against the log, and against what aiperf saw.
 
-A server computes with one thread on the first CPU and aiperf runs on the second, which it needs for
-itself. The figures are those of the time in which the load was steady: tokens a second between a
+A server computes with one thread on the first CPU and aiperf runs on the second, which it needs to
+itself. The figures are those of the time in which the load was steady: tokens per second between a
 tenth and nine tenths of the arrivals, the median time per token of a request, and the time to the
-first token of all requests but a tenth, and as many as there are clients, at both ends.
+first token of all requests except a tenth at both ends, or as many as there are clients if more.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Case:
     slots: int = 4
     clients: int = 4
     prompt: int = 32
-    """tokens of a message in the mean, without those of the chat template"""
+    """mean tokens of a message, without those of the chat template"""
     cache: str = "f16"
 
 
@@ -79,7 +79,7 @@ CASES = {
 
 
 class Figures(NamedTuple):
-    """Of the requests of a server; times in ns."""
+    """Figures of the requests of a server; times in ns."""
 
     tokens_per_s: float
     each: float
@@ -112,7 +112,7 @@ def place(folder: Path, name: str) -> Path:
 
 
 def record(model: Path, aiperf: str, folder: Path, case: Case) -> None:
-    """Records a server under load, and says what CPU time it took."""
+    """Records a server under load, and prints the CPU time that it took."""
     write_tokenizer(folder / "tokenizer", model)
     settings = (
         "-np", case.slots, "-c", case.slots * SLOT_CONTEXT, "-t", 1, "-fa", "on",
@@ -160,7 +160,7 @@ def on_cpu(cpu: int) -> Iterator[None]:
 def figures(
     clients: int, begin: ArrayLike, first: ArrayLike, end: ArrayLike, output: ArrayLike
 ) -> Figures:
-    """Of requests; the tokens of an answer count as evenly spread from its first to its last."""
+    """Figures of requests; an answer's tokens count as evenly spread from its first to its last."""
     order = np.argsort(begin, kind="stable")
     begin, first, end, output = (np.asarray(of, float)[order] for of in (begin, first, end, output))
     low, high = begin[0] + np.array([0.1, 0.9]) * (begin[-1] - begin[0])
@@ -206,7 +206,7 @@ def load_case(folder: Path, name: str) -> Recorded:
 def print_replays(folder: Path) -> None:
     """Print how far each recorded server is from itself, simulated under its own settings: the
     errors of each request that `instr capacity` shows, where requests join the recorded steps, and
-    the percentiles of all requests where the simulated queue has its way."""
+    the percentiles of all requests where the simulated queue decides."""
     print(
         "| replay | requests | first token: error median | p99 | end: error median | p99 ", end=""
     )
@@ -230,7 +230,7 @@ def print_replays(folder: Path) -> None:
 
 
 def percentiles(values: Sequence[ArrayLike]) -> list[float]:
-    """The 50th and 99th of each."""
+    """The 50th and 99th percentile of each."""
     return [float(np.quantile(of, place)) for of in values for place in (0.5, 0.99)]
 
 
@@ -259,7 +259,7 @@ def print_predictions(folder: Path) -> None:
 
 
 def predicted(base: Recorded, predict: Predict | None, case: Case) -> Point:
-    """What is simulated of a case that was not recorded."""
+    """The simulation of a case that was not recorded."""
     settings = replace(
         base.settings, slots=case.slots, ctx=case.slots * SLOT_CONTEXT, type_k=case.cache,
         type_v=case.cache,
@@ -275,7 +275,7 @@ def differences(found: Sequence[float], real: Sequence[float]) -> list[str]:
 
 
 def print_speed(folder: Path, n: int) -> None:
-    """Print the CPU time and the memory of a simulation of so many requests."""
+    """Print the CPU time and the memory of a simulation of `n` requests."""
     base = load_case(folder, BASE)
     begin = time.process_time()
     load = closed_loop(base.workload, 8, n, 0)

@@ -4,8 +4,8 @@
 
 Records sessions of the demo model (4 layers, 73 op slices per decode) and of a random one (12
 layers, 209), and extends the logs by repeating their decodes to `--mib`; and 20 short runs of the
-demo model, whose log stays as it is. In one run, in turns, it measures CPU seconds of this process
-for
+demo model, whose log is not extended. In one run, interleaved, it measures CPU seconds of this
+process for
 
     ours    from the NDJSON file to the complete trace: reading, all tracks, counters
     peer    the perfetto package's StreamingTraceProtoBuilder with the same op slices and
@@ -84,7 +84,7 @@ def compare(log: Path) -> None:
         reading=lambda: deque(read_events(log), maxlen=0),
     )
     ours, reading = seconds["ours"] / n_ops, seconds["reading"] / n_ops
-    print(f"{n_ops:,} op slices from a log of {log.stat().st_size >> 20} MiB, begin to end")
+    print(f"{n_ops:,} op slices from a log of {log.stat().st_size >> 20} MiB, start to end")
     print(f"million op slices a CPU second:   {median_ratio([1e-6] * PAIRS, ours)}")
     peer = seconds["peer"] / len(slices)
     print(f"times the package's builder:      {median_ratio(peer, ours)}")

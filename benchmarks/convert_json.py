@@ -1,7 +1,7 @@
 """Speed of converting a log to Chrome's JSON format: `python -m benchmarks.convert_json`.
 
-Records a session of the demo model and extends the log by repeating its decodes. In one run, in
-turns, it measures CPU seconds of this process for
+Records a session of the demo model and extends the log by repeating its decodes. In one run,
+interleaved, it measures CPU seconds of this process for
 
     ours    from the NDJSON file to the complete trace, reading included
     peer    `json.dumps` of the same events, ready as Python values

@@ -6,9 +6,9 @@
 DECODES of one token each, or with `NxM` N decodes of M tokens. `GGML_BACKEND_PATH` may name the
 module of a device. Variants take turns, block by block: `off`, `again` (the same), a level
 (with a session), or `callback` (a no-op eval callback in C that asks for every node). Prints one
-JSON line: {variant: [ns, …]}. With --recorded, standard input names a log for each block: it is
-begun, and after one more line a block of it is measured. Imports nothing of this product, so that
-the same program can measure the unpatched library.
+JSON line: {variant: [ns, …]}. With --recorded, standard input names a log for each block: the log
+is begun, and after one more line a block in it is measured. Imports nothing from this product, so
+that the same program can measure the unpatched library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures how often `instr diff` reports a difference between equal sessions.
 
 Records the demo model with the same settings and compares independent sides: one log with one, or
-with `--logs 5` groups of five, recorded in turns. Prints, for each table, the share of rows and of
-tables with a difference, and of --fail-above 0% and 5%. `--busy` lets as many processes as there
+with `--logs 5` groups of five, recorded alternately. Prints, for each table, the share of rows and
+of tables with a difference, and of --fail-above 0% and 5%. `--busy` lets as many processes as there
 are CPUs compute meanwhile; without it, run this on an idle machine. Standard error has a line for
 each pair. A pair that could not be recorded or compared is left out, and is counted.
 """
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def one_pair(log: Path, chosen: argparse.Namespace) -> Diff:
-    """The differences of two sides that were recorded in turns."""
+    """The differences of two sides that were recorded alternately."""
     sides: tuple[list[Session], list[Session]] = ([], [])
     for i in range(chosen.logs):
         for side in sides if i % 2 else reversed(sides):

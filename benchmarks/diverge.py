@@ -4,9 +4,10 @@
     python -m benchmarks.diverge shares A.gguf B.gguf
 
 `cost` writes two models of the shape of Llama-3.2-1B with random weights into FOLDER (F16 and
-Q8_0, 3 GB), and measures in turns: both run 512 tokens that the first wrote, and both are compared
-on them. Memory is what the process has of its own (RssAnon), sampled 50 times a second. `shares`
-measures the shares of the weights, and then 20 random mixtures, each with half of the weights of B.
+Q8_0, 3 GB), and measures alternately a run of both on 512 tokens that the first wrote, and their
+comparison on the same tokens. Memory is the process's own (RssAnon), sampled 50 times a second.
+`shares` measures the shares of the weights, and then 20 random mixtures, each with half of the
+weights of B.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _run_both(pair: Pair) -> None:
 
 
 def _measured(work: Callable[[], object]) -> tuple[float, float, int]:
-    """Seconds, CPU seconds, and the most memory of its own that the process has meanwhile."""
+    """Seconds, CPU seconds, and the peak of the process's own memory."""
     begun, cpu = time.monotonic(), time.process_time()
     with sampled(own_bytes) as sizes:
         work()

@@ -1,4 +1,4 @@
-"""What collecting and asking about many logs costs: `python -m benchmarks.fleet [--logs 1000]`.
+"""What collecting and querying many logs costs: `python -m benchmarks.fleet [--logs 1000]`.
 
 A log of 10 MB is the recorded session of tests/fixtures with its decodes repeated; the others are
 the same with other ids, hosts and builds. Logs are written, collected and removed in batches, so

@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, ratios of turns, processes of their own, long logs."""
+"""What the benchmarks share: arguments, ratios of pairs, processes of their own, long logs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ RESAMPLES = 4000
 MODEL_100M = Shape(768, 2048, 12, 4, 16000), ["F16"] * 12
 """a Llama with 100.1 million parameters, and the types of its layers"""
 MODEL_EXPERTS = Shape(512, 768, 8, 4, 8000, experts=16, used=4), ["F16"] * 5
-"""the same of a Mixtral with 106.5 million"""
+"""the same for a Mixtral with 106.5 million"""
 
 T = TypeVar("T")
 
 
 def arguments(doc: str | None, **defaults: Any) -> argparse.Namespace:
-    """The options of the command line, which `doc` describes. A default of None is one of text, a
+    """The options of the command line, which `doc` describes. A default of None stands for text, a
     tuple has the choices, and a list takes several values of the type of its first."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -74,7 +74,7 @@ class Ratio:
 
 
 def median_ratio(measured: npt.ArrayLike, peer: npt.ArrayLike) -> Ratio:
-    """The ratios of measurements that were made in turns: `measured[i] / peer[i]`."""
+    """The median of the ratios of interleaved measurements: `measured[i] / peer[i]`."""
     ratios = np.divide(measured, peer)
     rng = np.random.default_rng(0)
     medians = np.median(rng.choice(ratios, (RESAMPLES, len(ratios))), axis=1)
@@ -144,7 +144,7 @@ def cost_of_instr(*words: object) -> tuple[float, int]:
 
 
 def _kept_modules() -> dict[str, str]:
-    """An environment in which Python keeps what it compiles, as that of a user does."""
+    """An environment in which Python keeps what it compiles, as in a user's."""
     return {name: of for name, of in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -155,13 +155,13 @@ def in_own_process(function: Callable[..., T], *values: object) -> T:
 
 
 def peak_bytes() -> int:
-    """Of this process's resident memory. `ru_maxrss` would count the one that started it, too."""
+    """The peak of this process's resident memory. `ru_maxrss` would also count its parent's."""
     return _status("self", "VmHWM")
 
 
 def own_bytes(pid: object = "self") -> int:
-    """Memory of a process that is not that of a mapped file, which the system can drop; 0 if it
-    has ended."""
+    """Memory of a process without that of mapped files, which the system can drop; 0 if it has
+    ended."""
     try:
         return _status(pid, "RssAnon")
     except (OSError, IndexError):

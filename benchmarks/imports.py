@@ -3,7 +3,7 @@
     .venv-peers/bin/python -m benchmarks.imports
 
 Needs PyTorch (`make test-peers` installs it) and 6 GB of disk. The memory is the converter's own:
-pages of mapped files, which the system can drop, are not in it.
+it does not include pages of mapped files, which the system can drop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write_model(folder: Path, n_layers: int, **changes: int) -> int:
 
 
 def import_measured(*words: object) -> tuple[int, float]:
-    """Run `instr import`; returns the converter's peak of memory in bytes, and seconds."""
+    """Run `instr import`; returns the converter's peak memory in bytes, and seconds."""
     begun = time.monotonic()
     command = [*INSTR, "import", *map(str, words)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:

@@ -36,7 +36,7 @@ def main() -> None:
     begin = session.start.wall
     counts = np.array([n for _, n in shown], np.int64)
     times = np.array([t for t, _ in shown])
-    # the first change that counts at least so many tokens
+    # the first change that counts at least this many tokens
     first = np.searchsorted(counts, np.arange(1, len(done) + 1))
     sampled = (done + begin) / 1e6
     seen = (first < len(counts)) & (sampled > times[0])  # while the page was open

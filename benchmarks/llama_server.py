@@ -4,11 +4,10 @@ that is not.
     python -m benchmarks.llama_server [--model FILE] [--clients 8] [--pairs 6]
 
 The server has four slots; every client asks twice, greedily, and reads the stream of its answer.
-The first table has the bytes of the log by event.
-The second has the medians and the largest of the differences between the log and the clients:
-positive if the client saw it later. The ratio is that of the server's CPU time from its first
-request to its last, recorded divided by not recorded; there one client asks ROUNDS times, so that
-the batches of both are the same.
+The first table has the bytes of the log by event. The second has the medians and the largest of the
+differences between the log and the clients: positive if the client saw it later. The ratio is that
+of the server's CPU time from its first request to its last, recorded divided by not recorded; there
+one client asks ROUNDS times, so that the batches of both are the same.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def main() -> None:
 def serve(
     model: Path, log: Path | None, clients: int, rounds: int = 1
 ) -> tuple[list[Answer], float]:
-    """The answers of a server, and the CPU seconds that they took it."""
+    """The answers of a server, and the CPU seconds that it spent on them."""
     prompts = [[f"Once upon a time {'there was a cat ' * i}"] * 2 * rounds for i in range(clients)]
     tokens = [[16 + 2 * i, 17 + 2 * i] * rounds for i in range(clients)]
     with llama_server(model, log, *OPTIONS) as server:

@@ -1,14 +1,13 @@
 """Measures the overhead of recording as ratios of CPU time and of instructions.
 
-`python -m benchmarks.overhead` measures interleaved pairs on the same machine in one run: with a
-session and without (block by block, in several processes), the patched library without a session
-and the unpatched build of the same sdist (process by process), and with a no-op eval callback in C,
-which is llama.cpp's own way to observe a graph, and without; with --quick, in a fifth of the
-processes. Callgrind counts the instructions of a
-decode with and without the patches; this figure has hardly any noise. With --devices it measures
-sessions on BLAS and on Mesa's lavapipe instead: both compute on the CPU, so its time is all there
-is. With --rpc it measures a client and two servers on this machine. Both also measure how much two
-runs without sessions differ.
+`python -m benchmarks.overhead` measures interleaved pairs on the same machine in one run: with and
+without a session (block by block, in several processes), the patched library without a session and
+the unpatched build of the same sdist (process by process), and with and without a no-op eval
+callback in C, which is llama.cpp's own way to observe a graph. --quick uses a fifth of the
+processes. Callgrind counts the instructions of a decode with and without the patches; this figure
+has hardly any noise. With --devices it measures sessions on BLAS and on Mesa's lavapipe instead:
+both compute on the CPU, so its time is the whole cost. With --rpc it measures a client and two
+servers on this machine. Both also measure how much two runs without sessions differ.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def beside_off(times: Times, variant: str) -> str:
 
 
 def cpu_of_machines(model: Path, decodes: int, recorded: bool) -> int:
-    """CPU nanoseconds of a client and two servers in so many decodes."""
+    """CPU nanoseconds of a client and two servers in this many decodes."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         logs = [Path(folder, f"{name}.log") if recorded else None for name in "abc"]
         servers = [stack.enter_context(recorded_server(log)) for log in logs[:2]]
@@ -157,7 +156,7 @@ def cpu_of_machines(model: Path, decodes: int, recorded: bool) -> int:
 
 
 def in_turns(processes: int, *words: Any, on: Mapping[str, str] | None = None) -> Times:
-    """What `work` measures in so many processes."""
+    """What `work` measures in this many processes."""
     times: Times = defaultdict(list)
     for _ in range(processes):
         for variant, ns in work(*words, on=on).items():

@@ -4,16 +4,16 @@
     python -m benchmarks.predict --models model-F16.gguf --calibrate Q4_K_M
 
 Each held-out model is quantized, recorded and predicted from the F16 file alone: random ones, or
-the files that --models names. --neighbours lets so many processes compute meanwhile; without them,
-a recording that other processes disturbed is made again. With --calibrate, the record of that type
-scales the predictions of the others, which come a second time. Printed are median absolute errors
-of decodes, of prefills, and of each kind of op with more than 1 % of the time, with 95 % intervals;
-beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's rate, and of
-bytes over the bandwidth. --json also has every step: its measured median with a 95 % interval, and
-its prediction. Intervals of medians are those of scipy's `quantile_test`, which assumes no
-distribution. Run it when the machine is idle, right after `instr probe`. Steps of several threads
-count apart as moved if a barrier takes another time than in the probe by then, because the host of
-a virtual machine has put its CPUs elsewhere.
+the files that --models names. --neighbours lets this many processes compute meanwhile; without
+them, a recording that other processes disturbed is repeated. With --calibrate, the record of that
+type scales the predictions of the others, which come a second time. Printed are median absolute
+errors of decodes, of prefills, and of each kind of op with more than 1 % of the time, with 95 %
+intervals; beside them those of a plain roofline: the larger of FLOPs over the fastest kernel's
+rate, and of bytes over the bandwidth. --json also has every step: its measured median with a 95 %
+interval, and its prediction. Intervals of medians are those of scipy's `quantile_test`, which
+assumes no distribution. Run it when the machine is idle, right after `instr probe`. Steps of
+several threads are listed separately as moved if a barrier no longer takes as long as in the
+probe, because the host of a virtual machine has put its CPUs elsewhere.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def main() -> None:
 
 
 def coverage(rows: list[Row]) -> dict[str, float]:
-    """The parts of the medians, and of the single steps, within the intervals."""
+    """The shares of the medians, and of the single steps, within the intervals."""
     error, spread, single, steps = np.array(
         [(of["error"], of["spread"], of["within"], of["steps"]) for of in rows], float
     ).T
@@ -197,9 +197,9 @@ class Recorded:
 def record(
     folder: Path, path: Path, file_type: str, counts: Sequence[int], busy: int
 ) -> Iterator[Recorded]:
-    """For each number of threads, beside so many busy processes. The file that is predicted has no
-    weights; both are gone afterwards. Without a neighbour, what other processes disturbed is
-    recorded again, at most TRIES times in all."""
+    """For each number of threads, beside `busy` busy processes. The file that is predicted has no
+    weights; both files are removed afterwards. Without neighbours, what other processes disturbed
+    is recorded again, at most TRIES times in total."""
     source, real = load_model_file(path), folder / "quantized.gguf"
     retyped = folder / f"retyped-{file_type}"
     retyped.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ from llamacpp_instr.prediction.probe.measure import MIB, SECONDS, bandwidth, fas
 SIZES = (16, 64, 256)
 """MiB; numpy's calls cost too much for less"""
 RANGE = (0.67, 1.5)
-"""ggml by numpy"""
+"""of ggml divided by numpy"""
 
 
 def main() -> int:

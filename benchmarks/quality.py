@@ -3,7 +3,7 @@
     python -m benchmarks.quality [--rows 4096] [--pairs 5]
 
 Stores a random tensor of `--rows` rows in files as F16 and, by ggml's own quantizer, in each K
-type. In one run, in turns, it measures CPU seconds of all threads of this process for
+type. In one run, interleaved, it measures CPU seconds of all threads of this process for
 
     ours    `compute_weight_errors` of the two files: RMSE, largest error, SQNR, cosine, four
             percentiles, the worst block, and elements that are not finite

@@ -1,12 +1,12 @@
 """Recipes beside llama.cpp's own types of equal size, and beside mixtures that are chosen by the
 errors of the weights alone: `python -m benchmarks.recipe MODEL… [--picture FILE.png]`.
 
-For each own type, both ways to choose get at most as many bytes. Choosing by errors is what
-llama.cpp's proposal 15550 does: the least sum of squared errors of the weights, weighted by the
-importance matrix if there is one. Effects are measured on one text, and all models on another
+For each own type, both ways to choose get at most the same number of bytes. Choosing by errors is
+what llama.cpp's proposal 15550 does: the least sum of squared errors of the weights, weighted by
+the importance matrix if there is one. Effects are measured on one text, and all models on another
 one. The last column says how well effects add up: predicted / measured KL divergence, which
-`--picture` draws. `--cost` measures instead what a recipe costs beside llama-perplexity on as many
-chunks of the same text.
+`--picture` draws. `--cost` instead compares the cost of a recipe with that of llama-perplexity on
+as many chunks of the same text.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def print_cost(source: ModelFile, given: argparse.Namespace) -> None:
 
 
 def bytes_of_all(pid: int) -> int:
-    """Of a process and those that it started."""
+    """The own memory of a process and of those that it started."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:

@@ -4,8 +4,8 @@
 
 Records a model with random weights of that shape (hidden size 2048, 32 heads of 64, 8 heads of keys
 and values), whose decode sees 4 past tokens. The same tasks are scheduled on one engine, on four,
-and on four with a part for each head; the times are measured. Each run decodes the
-fifth token once. Prints the makespans. Run it on an idle machine.
+and on four with a part for each head; the times are measured. Each run decodes the fifth token
+once. Prints the makespans. Run it on an idle machine.
 """
 
 from __future__ import annotations

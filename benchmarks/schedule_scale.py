@@ -55,7 +55,7 @@ def measure(name: str, n: int) -> tuple[float, int, float]:
 
 
 def random_tasks(n: int, seed: int = 0) -> Tasks:
-    """`n` tasks, each after two of the hundred before it; two in five are products of matrices."""
+    """`n` tasks, each after two of the previous hundred; two in five are products of matrices."""
     rng = np.random.default_rng(seed)
     labels = [
         Label("product", "MUL_MAT product", "MUL_MAT", "matrix", 0, "attention"),

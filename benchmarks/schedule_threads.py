@@ -4,11 +4,11 @@
 
 For five models of different shapes and types: a recording with one thread gives the tasks, whose
 rows are divided among two engines as ggml divides them among threads. No kernel begins before all
-parts of the one before it have ended, and each takes a measured barrier more; matrix products and
-flash attention take two. An engine moves at most half of what two threads copied.
-Recordings with one and two threads take turns. Prints the predicted and the measured median of a
-decode with their ratio, `halved` for half the time of one thread against the measured one, and by
-op where the difference is; run it on an idle machine.
+parts of the previous one have ended, and each takes one measured barrier longer; matrix products
+and flash attention take two. An engine moves at most half of what two threads copied. Recordings
+with one and two threads take turns. Prints the predicted and the measured median of a decode with
+their ratio, `halved` for half the time of one thread against the measured one, and by op where the
+difference is; run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCKS_OF_1B = Shape(2048, 8192, 32, 8, 1024)
 EXPERTS = Shape(512, 1024, 8, 4, 1024, experts=8, used=2)
 PAST = 4
 SHOWN = 0.02
-"""share of a decode from which an op is shown"""
+"""the least share of a decode for which an op is shown"""
 MIB = 1 << 20
 
 
@@ -104,7 +104,7 @@ def made_models(folder: Path) -> dict[str, Path]:
 
 
 def measure_machine(working_set: int) -> tuple[Engines, float]:
-    """The engines of two threads, for that many bytes, and the ns of a barrier, now: what else runs
+    """The engines of two threads, for `working_set` bytes, and the ns of a barrier, now: other work
     on the machine changes them."""
     one, two = (of.ns for of in barriers([1, 2]))
     size = min(256, max(1, 2 ** int(np.ceil(np.log2(working_set / MIB)))))
@@ -133,7 +133,7 @@ def compare_ops(
 
 
 def with_barriers(divided: Divided, one: Recorded, barrier_ns: float) -> Tasks:
-    """Each kernel's parts wait for all parts of the kernel before, and take the barriers, too."""
+    """Each kernel's parts wait for all parts of the previous kernel, and also take the barriers."""
     tasks, kernel = divided.tasks, np.array(divided.kernel)
     begins = np.flatnonzero(np.diff(kernel, prepend=-1))
     ends = [*begins[1:].tolist(), len(tasks)]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.server_load [--model FILE] [--minutes 10] [--clients 8] [--rotate 400000]
 
-Clients ask both servers in turns, without a pause, with prompts that share beginnings. At the end,
+Clients ask both servers in turn, without a pause, with prompts that share beginnings. At the end,
 the tokens of the log are compared with the servers' own metrics, and the memory of both servers is
 printed by minute. Parts of the log are small, so that there are hundreds of them.
 """

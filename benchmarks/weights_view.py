@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def write_models(f16: Path, q4_k: Path) -> None:
-    """The weights are random; of Q4_K the bits are, with scales as a quantizer would choose."""
+    """The weights are random; in Q4_K the bits are, with scales that a quantizer would choose."""
     random = np.random.default_rng(0)
     values = random.standard_normal((N_ROWS, N_COLUMNS), np.float32) * np.float32(0.02)
     write_blocks(f16, {NAME: ("F16", values.astype(np.float16))})

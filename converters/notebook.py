@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 
 def load(path: str | Path, *parts: str | Path, lenient: bool = False) -> LoadedLog:
-    """The session of the log at `path`, plain or compressed (.gz, .zst), closed or not; of a
-    rotated log name all parts. `lenient` leaves damaged lines out.
+    """The session of the log at `path`, plain or compressed (.gz, .zst), closed or not; for a
+    rotated log, name all parts. `lenient` leaves damaged lines out.
 
     Raises LogError, with the line, if the log cannot be read; UsageError if the logs are of
     different sessions or one is named twice.
@@ -43,7 +43,7 @@ def load(path: str | Path, *parts: str | Path, lenient: bool = False) -> LoadedL
     run, *others = find_runs(paths)
     if others:
         raise UsageError(
-            f"{run.name} and {others[0].name} are different sessions; load each by itself"
+            f"{run.name} and {others[0].name} are different sessions; load each on its own"
         )
     with progress_bar(f"Reading {run.name}") as on_progress:
         return LoadedLog(load_session(run, on_progress, lenient, every_thread=True), paths)
@@ -77,10 +77,10 @@ class LoadedLog:
 
     @cached_property
     def kernels(self) -> pd.DataFrame:
-        """A row for each kernel, as long as its device was in it, or thread 0, which takes part in
-        each other one: `tables.ops` of these, and the columns `request` and `sequence` of its step,
-        which are missing for a step of none or of several. The sum of `dur` is what the summary has
-        of the same steps."""
+        """A row for each kernel, with the time that its device spent in it, or else thread 0, which
+        takes part in all others: the rows of `tables.ops` for these, and the columns `request` and
+        `sequence` of the step, which are missing for a step of none or of several. The sum of `dur`
+        is that of the summary for the same steps."""
         ops = self.tables.ops
         found: pd.DataFrame = ops[ops.thread <= 0].reset_index(drop=True)
         steps = self._session.steps

@@ -26,7 +26,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     # imported lazily, because the command line imports this package for its version alone. No
-    # module may be named like one: importing such a submodule would replace the function
+    # submodule may have one of these names: importing it would replace the function
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_MODULES[name]), name)

@@ -29,13 +29,13 @@ and their values: the keys of `--by`, ops, and file types. For zsh it is `zsh_so
 """
 
 _VOCABULARY = """\
-## Options that several commands have
+## Options that several commands share
 
-An option means the same in each. A range is `A-B`, both included, or `A`, `A-` and `-B`. A pattern
+An option means the same in each. A range is `A-B`, both included, or `A`, `A-` or `-B`. A pattern
 is a glob that matches a whole name: `*` is any text, `?` any character, `[0-3]` one of several;
-`re:` before it makes it a regular expression, which may match a part. A size is `500MB`.
-`--reference` names the model that another one is compared with, and `--machine` a file of `instr
-probe`. Former names still work in this version.
+`re:` before it makes it a regular expression, which may match a part. A size is written like
+`500MB`. `--reference` names the model that another one is compared with, and `--machine` a file
+from `instr probe`. Former names still work in this version.
 """
 
 
@@ -53,7 +53,7 @@ def render_page() -> str:
 
 
 def _vocabulary() -> list[str]:
-    """Which commands have each option that several have, and the former names of options."""
+    """The commands of each option that several share, and the former names of options."""
     commands_of: dict[str, list[str]] = defaultdict(list)
     for name in COMMANDS:
         for option in _command(name).params:

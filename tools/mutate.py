@@ -3,7 +3,7 @@
     python -m tools.mutate [PATH...] --count 60 --seed 1 [--near] [--at-least 80] [-o FILE]
 
 Copies the tracked files, draws `--count` mutants of the modules below the paths, and runs the tests
-on each: first the folder of tests that is named like the module's folder, then all others. `--near`
+on each: first the folder of tests that has the name of the module's folder, then the rest. `--near`
 runs only the former, in seconds. `--native` includes the native tests, which take minutes for each
 mutant that the pure ones miss. cosmic-ray makes the mutants: another operator, comparison or
 number, a loop that never runs, a condition negated. A place is drawn first, then one of its
@@ -45,11 +45,11 @@ TRUSTED = (
     "llamacpp_instr/recording/memory", "llamacpp_instr/model", "llamacpp_instr/prediction",
     "llamacpp_instr/lab/quality", "llamacpp_instr/lab/weights",
 )  # fmt: skip
-# of cosmic-ray's: what ends in a TypeError says little about a test
+# operators of cosmic-ray that end in a TypeError, which says little about a test
 CRUDE = re.compile(
     r"RemoveDecorator|ExceptionReplacer|_(Bit\w+|[LR]Shift|Pow|Mod|Invert|UAdd|Is|IsNot|In|NotIn)$"
 )
-# for all tests that are not native, also on a busy machine, and for one of them: that fails
+# limits for all tests that are not native, even on a busy machine, and for one test, which fails
 SECONDS, ONE_TEST = 900, 300
 
 Place = tuple[int, int]
@@ -57,7 +57,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one module, and what became of it."""
+    """One change of one module, and its outcome."""
 
     module: str
     line: int
@@ -106,7 +106,7 @@ def _spared(source: str) -> list[tuple[Place, Place]]:
 
 
 def draw(modules: Sequence[str], count: int, seed: int) -> Iterator[Mutant]:
-    """At most `count` mutants that Python can compile, from the modules in turns."""
+    """At most `count` mutants that Python can compile, from the modules in turn."""
     return itertools.islice(_mutants(modules, seed), count)
 
 
@@ -158,7 +158,7 @@ def copy_of_the_tree(into: Path) -> Path:
 
 
 def rounds_of_tests(module: str, near: bool, native: bool) -> list[list[str]]:
-    """Arguments of pytest, one list after the other: the tests of the module's folder, then all."""
+    """Arguments of pytest for each run: the tests of the module's folder, then all others."""
     parts = reversed(Path(module).with_suffix("").parts)
     folder = next((f"tests/{part}" for part in parts if (ROOT / "tests" / part).is_dir()), None)
     rounds = [["tests"]] if folder is None else [[folder], ["tests", f"--ignore={folder}"]]
@@ -266,7 +266,7 @@ def main() -> int:
         options.output.write_text(json.dumps(kept, indent=1), encoding="utf-8")
     share = 100 * sum(each.outcome == "killed" for each in results) / len(results)
     if share < options.at_least:
-        print(f"{share:.0f} % were killed, {options.at_least:.0f} % are asked for", file=sys.stderr)
+        print(f"{share:.0f} % were killed, {options.at_least:.0f} % are required", file=sys.stderr)
         return 1
     return 0
 

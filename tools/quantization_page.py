@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def measure(reference: ModelFile, directory: Path) -> list[Line]:
-    """Quantize to every file type, run all of them in turns, and compare the weights."""
+    """Quantize to every file type, interleave runs of all of them, and compare the weights."""
     context = ContextOptions(threads=1)
     options = RunOptions("", ["Once upon a time"], n=64, repeat=3, context=context)
     source = directory / "demo-F16.gguf"
@@ -143,32 +143,32 @@ The demo model ships in F16. This table compares seven quantized file types with
 - **perplexity, KL divergence, same top**: `instr quality demo FILE… --chunks {CHUNKS}` scores
   {n_tokens:,} tokens of a text that the F16 model writes itself. The KL divergence says how far the
   probabilities of the next token are from those of F16, in nats; it is the mean over these
-  tokens. *Same top* is how often both models find the same token the most probable. ± is one
-  standard error.
+  tokens. *Same top* is how often both models rank the same token first. ± is one standard error.
 - **decode**: `instr compare --types F16,{",".join(FILE_TYPES)} demo --threads 1
-  --rounds {ROUNDS}` runs the types in turns. The column has the median speed of a decode with its
-  95 % interval, on the machine that made this page, which was not idle. The demo model fits into
-  the processor's cache, so a large model gains differently. The kernels of a type matter as
+  --rounds {ROUNDS}` interleaves runs of the types. The column has the median speed of a decode with
+  its 95 % interval, on the machine that made this page, which was not idle. The demo model fits
+  into the processor's cache, so the gains of a large model differ. The kernels of a type matter as
   much as its bytes: rows of Q4_K are interleaved for this processor, those of Q5_K are not.
 
 ## How to read it
 
 - Perplexity hardly changes until the KL divergence has grown by orders of magnitude, because the
   model finds the text easy. The standard error of a perplexity describes the text, not the
-  difference between two models. The difference is known much better; `instr quality` shows it.
+  difference between two models. The difference is known more precisely; `instr quality` shows it.
 - Each bit less per weight costs about 6 dB of SQNR, whatever the type. A good type is above that
   line, a poor one below it.
 - A small model suffers more than a large one at the same bits. `instr recipe model-F16.gguf`
   prints such a table for yours, and finds a mixture of types for it
-  ([Choose the type of each tensor](make-a-recipe.md)). More about files that you have:
+  ([Choose the type of each tensor](make-a-recipe.md)). To compare files of your own:
 
 ```sh
 instr compare --types Q8_0,Q4_K_M model-F16.gguf -o comparison.html
 instr quality model-F16.gguf model-Q8_0.gguf model-Q4_K_M.gguf --text your-text.txt
 ```
 
-Logs of your own program compare, too: `instr compare a.gguf b.gguf --log a-*.log --log b-*.log`.
-Each `--log` takes all logs of one model: several runs of it, or the parts of a rotated log.
+Logs of your own program can also be compared:
+`instr compare a.gguf b.gguf --log a-*.log --log b-*.log`. Each `--log` takes all logs of one model:
+several runs of it, or the parts of a rotated log.
 """
 
 

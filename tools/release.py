@@ -82,7 +82,7 @@ def check_sdist(sdist: Path, wheel: Path, work: Path) -> None:
     (tree,) = work.iterdir()
     again = build_distributions(tree, work / "again")[1]
     if again.read_bytes() != wheel.read_bytes():
-        raise ReleaseError(f"{sdist.name} builds another {wheel.name} than the source tree")
+        raise ReleaseError(f"{sdist.name} builds a different {wheel.name} than the source tree")
 
 
 def check_wheel(wheel: Path, native: Path | None, work: Path) -> None:
@@ -139,7 +139,7 @@ def check_absent(directory: Path, files: Sequence[Path], force: bool) -> None:
 
 @click.command()
 @click.option("--native", is_flag=True, help="Also build the portable patched llama-cpp-python.")
-@click.option("--jobs", type=int, metavar="N", help="Compilers at once, for --native.")
+@click.option("--jobs", type=int, metavar="N", help="Parallel compilers, for --native.")
 @click.option("-o", "--output", default="dist", metavar="DIR", help="Target.", show_default=True)
 @click.option("--force", is_flag=True, help="Overwrite existing files.")
 def main(native: bool, jobs: int | None, output: str, force: bool) -> None:

@@ -1,7 +1,8 @@
 """The hooks of mkdocs that make a site of the repository's own pages: `make docs`.
 
-The pages link to each other as they lie in the repository, so that they can be read there. Four of
-them lie outside docs/; they become pages of the site, too. Links to source files become plain text.
+Links between the pages follow the layout of the repository, so that the pages can be read there.
+Four of them lie outside docs/; they also become pages of the site. Links to source files become
+plain text.
 """
 
 from __future__ import annotations

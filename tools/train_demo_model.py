@@ -28,14 +28,14 @@ RATE = 2e-3
 WARM_UP_STEPS = 50
 
 IGNORED = -100
-"""a target without a loss, as functional.cross_entropy has it by default"""
+"""a target without a loss: the default of functional.cross_entropy"""
 
 
 def main() -> None:
     """Train a model and write it."""
     parser = argparse.ArgumentParser(description="Train the demo model and write it as GGUF.")
     parser.add_argument("-o", "--output", type=Path, default=Path("llamacpp_instr/data/demo.gguf"))
-    parser.add_argument("--seed", type=int, default=1, help="of the stories and the weights")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the stories and weights")
     parser.add_argument("--steps", type=int, default=2200, help="optimizer steps")
     parser.add_argument("--threads", type=int, default=1, help="PyTorch's threads")
     options = parser.parse_args()

@@ -40,7 +40,7 @@ class Repetition(msgspec.Struct, frozen=True):
     n_prompt: int
     n_gen: int
     n_depth: int
-    """tokens that the context has before"""
+    """tokens that the context already has"""
     n_threads: int
     ns: int
     backend: str = ""
@@ -54,7 +54,7 @@ class Repetition(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """That of the test, as llama-bench prints it: `pp512`, `tg128 @ d4096`."""
+        """The name of the test, as llama-bench prints it: `pp512`, `tg128 @ d4096`."""
         parts = [f"{what}{n}" for what, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n > 0]
         return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth > 0 else "")
 
@@ -100,10 +100,10 @@ class Test:
 
 
 def find_tests(account: Account) -> list[Test]:
-    """The tests of a session, in the order in which they began; none without such a program."""
+    """The tests of a session, in the order in which they began; none if no such program ran."""
     session, steps = account.session, account.steps
     repetitions, ends = find_repetitions(session)
-    # what lies between two repetitions does not count, so a step that counts is of the next one
+    # what lies between repetitions does not count, so a step that counts belongs to the next one
     of_step = np.searchsorted(ends, steps["end"])
     tests = []
     for numbers in grouped(range(len(ends)), lambda i: repetitions[i].test).values():
@@ -212,14 +212,14 @@ def _times(account: Account, tests: Sequence[Test], names: Settings) -> Report:
         *columns_of("ns", *beside, "the program"),
     ]  # fmt: skip
     notes = [
-        "Means of the repetitions; the parts add up to one. The program is what passed between"
-        " llama.cpp's steps."
+        "Means of the repetitions; the parts add up to a whole one. The program's part is the time"
+        " between llama.cpp's steps."
     ]
     title = "Where the time of a repetition went"
     return Report(title, columns, rows, notes, labels=len(names), key="bench_times")
 
 
-# --- configurations in turns ---
+# --- interleaved configurations ---
 
 Configurations = Sequence[tuple[str, Sequence[Session]]]
 """the name of the model, and the session of each round"""
@@ -230,8 +230,8 @@ def compare_configurations(
     configurations: Configurations, machine: Mapping[str, Fact], every_round: bool = False
 ) -> list[Report]:
     """The speed of each test of each configuration, also against the first one, whose tests are
-    the same; what the machine did, and `machine`, which is known of it otherwise. With
-    `every_round` also each repetition."""
+    the same; and what the machine did, with the further facts in `machine`. With `every_round`
+    also each repetition."""
     found: list[tuple[str, list[Repetition]]] = []
     for name, sessions in configurations:
         every = [of for session in sessions for of in find_repetitions(session)[0]]
@@ -271,19 +271,19 @@ def compare_speeds(
     )  # fmt: skip
     n = max(len(own) for _, own in found)
     notes = [
-        "t/s is the mean of the rounds, ± their standard deviation. × first is the speed against"
-        " the first configuration, in pairs of one round. The 95 % intervals, from and to, hold for"
+        "t/s is the mean of the rounds, ± their standard deviation. × first is the speed relative"
+        " to the first configuration, paired by round. The 95 % intervals, from and to, hold for"
         " the whole table at once.",
         *notes,
     ]
     if n < noise.MIN_BLOCKS:
         notes.append(f"Fewer than {noise.MIN_BLOCKS} rounds do not show the noise.")
-    title = f"Tokens per second, {counted(n, 'round')} in turns"
+    title = f"Tokens per second, {counted(n, 'interleaved round')}"
     return Report(title, columns, rows, notes, labels=3, key="bench")
 
 
 def _interval(own: Sequence[Repetition], n_family: int) -> list[Cell]:
-    """That of the tokens per second; None if the rounds do not show the noise."""
+    """The interval of the tokens per second; None if the rounds do not show the noise."""
     times = noise.interval(median_of_sessions([float(of.ns) for of in own]), n_family)
     return [1e9 * own[0].n_tokens / ns for ns in reversed(times)] if times else [None, None]
 
@@ -301,7 +301,7 @@ def _against(base: Sequence[Repetition], own: Sequence[Repetition], n_family: in
 
 
 def _name(configuration: tuple[str, Sequence[Session]]) -> str:
-    """Of a configuration in a sentence: `Q4_K_M, 2 threads, depth 4096`."""
+    """A configuration as a sentence names it: `Q4_K_M, 2 threads, depth 4096`."""
     model, sessions = configuration
     first, *_ = (of for session in sessions for of in find_repetitions(session)[0])
     depth = f", depth {first.n_depth}" if first.n_depth else ""
@@ -313,7 +313,7 @@ def _machines(sessions: Sequence[Session]) -> list[Machine | None]:
 
 
 def _machine_report(configurations: Configurations, known: Mapping[str, Fact]) -> Report:
-    """The machine, and what it did beside the rounds."""
+    """The machine, and what it did besides the rounds."""
     sessions = [session for _, of in configurations for session in of]
     host = sessions[0].start.host
     facts: Figures = {"CPU": (host.cpu, "text"), "processors": (host.cores, "count"), **known}

@@ -1,8 +1,8 @@
-"""Quantized KV caches beside one of f16: what each costs in the outputs, also by position in the
+"""Quantized KV caches beside one of f16: how each changes the outputs, also by position in the
 context, and its memory and speed.
 
 Invariant: the figures of the outputs are those of the second halves of the chunks, as in all tables
-of outputs, but for those by position.
+of outputs, except those by position.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cache_reports(outputs: Outputs, files: Sequence[ModelFile], threads: int) ->
     timed = round_of(outputs.ctx)
     notes = [
         f"Memory is llama.cpp's own plan. Prefill is {counted(timed.prompt, 'token')} at once, "
-        f"decode {timed.following} one by one after them; with both the context is full.",
+        f"decode {timed.following} one by one after them; both together fill the context.",
     ]
     title = f"KV caches of {counted(outputs.ctx, 'token')}"
     return [
@@ -101,7 +101,7 @@ def _range(at: AtPositions) -> str:
 
 
 def _repetitions(outputs: Outputs, threads: int) -> list[list[list[Repetition]]]:
-    """Of each cache the rounds of the prompt, and those of the tokens after it."""
+    """For each cache, the rounds of the prompt, and those of the tokens after it."""
     depth, prompt, following = round_of(outputs.ctx)
     tests = (prompt, 0, depth), (0, following, depth + prompt)
     return [

@@ -1,10 +1,10 @@
-"""The time of a session by the clock: what passed inside llama.cpp, on devices, and outside of it;
-what other processes took of it, as `llamacpp_instr.log.steps` defines that; and how long each
-request took, and why.
+"""The wall-clock time of a session: what passed inside llama.cpp, on devices, and outside of it;
+what other processes took, as `llamacpp_instr.log.steps` defines that; and how long each request
+took, and why.
 
-Invariant: time in which several contexts work counts once, so steps, sampling and the rest add up
-to the time by the clock. Times of a request are from its arrival, or from the start of its first
-step if the log does not know the arrival. Its parts (queue, its own steps, steps of others, the
+Invariant: overlapping work of several contexts is counted once, so steps, sampling and the rest
+add up to the time by the clock. Times of a request run from its arrival, or from the start of its
+first step if the log lacks the arrival. Its parts (queue, its own steps, steps of others, the
 rest) add up to its total. All times are in ns.
 """
 
@@ -53,7 +53,7 @@ TOP = 20
 """requests that are shown unless asked otherwise"""
 POINTS = (0.5, 0.9, 0.99)
 PARTS = 12
-"""of the time, for the number of requests at once"""
+"""of the whole time, each with its number of requests at once"""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ def clock_report(clock: Clock, requests: Sequence[Request]) -> Report:
             figures[f"gap, {name}"] = (ns, "ns")
         median, p90, p99, longest = (shown(ns, "ns") for ns in gaps)
         notes.append(
-            f"From one step to the next passed {median} (median), {p90} (p90), {p99} (p99), at most"
-            f" {longest}: the sampler, the application, and waiting for requests."
+            f"Between two steps, {median} (median), {p90} (p90), {p99} (p99) and at most {longest}"
+            " passed: the sampler, the application, and waiting for requests."
         )
     first = [r.to_first_token for r in requests if r.to_first_token is not None]
     between = np.concatenate([np.zeros(0, np.int64), *(r.between_tokens for r in requests)])
@@ -216,10 +216,10 @@ class Machine:
 
 def compute_machine(session: Session, steps: Table) -> Machine | None:
     """What happened during `steps`; None if the log does not record it (it is an older one, or
-    the system has no such count)."""
+    the system does not count it)."""
     machine = session.machine
     machine = machine.rows(np.array([delay is not None for delay in machine["delay"]], np.bool_))
-    # the intervals that have a part of a step
+    # the intervals that overlap a step
     begins, ends = np.sort(steps["begin"]), np.sort(steps["end"])
     before = np.searchsorted(begins, machine["t"])
     over = np.searchsorted(ends, machine["t"] - machine["dur"], side="right")
@@ -238,7 +238,7 @@ def compute_machine(session: Session, steps: Table) -> Machine | None:
 
 def machine_notes(sides: Sequence[tuple[str, Sequence[Machine | None]]]) -> list[str]:
     """A sentence for each side of a comparison that has sessions on a disturbed machine; a side is
-    its name, and what is known of each of its sessions."""
+    its name, and what is known about each of its sessions."""
     notes = []
     for name, machines in sides:
         if disturbed := [machine for machine in machines if machine and machine.is_disturbed]:
@@ -257,7 +257,7 @@ def compute_requests(
     session: Session, top: int = TOP, predict: Predict | None = None
 ) -> list[Report]:
     """The latencies of a session's requests, and the `top` slowest with what they waited for.
-    `predict` has the speed without drafts that the log lacks."""
+    `predict` gives the speed without drafts if the log lacks it."""
     steps, requests = find_requests(session)
     ended = session.log_end.notes()
     if not requests:
@@ -313,8 +313,9 @@ def _latencies(requests: Sequence[Request]) -> Report:
     ]
     if unknown := sum(request.arrival < 0 for request in requests):
         notes.append(
-            f"The arrival of {unknown:,} is not in the log: their times count from their first"
-            " step. docs/reference/requests.md describes how an application marks its requests."
+            f"The log lacks the arrival of {counted(unknown, 'request')}, whose times count from"
+            " the first step. docs/reference/requests.md describes how an application marks its"
+            " requests."
         )
     points_ns = (f"p{100 * point:.0f}" for point in POINTS)
     columns = header("Time", ("count", "count"), ("ns", *points_ns), ("ns", "longest"))
@@ -323,13 +324,13 @@ def _latencies(requests: Sequence[Request]) -> Report:
 
 def _ends(requests: Sequence[Request], left: Sequence[Request]) -> list[str]:
     """How the requests of a llama-server ended, as far as it noted that; `left` are those that left
-    before a slot took them."""
+    the queue before a slot took them."""
     ends = Counter(of.served.end for of in requests if of.served)
     named = ", ".join(f"{n:,} {end}" for end, n in ends.most_common())
     notes = [f"Ends: {named}."] if ends else []
     if len(left):
         median = shown(float(np.median([of.total for of in left])), "ns")
-        what = f"{counted(len(left), 'request')} more left the queue before a slot took"
+        what = f"{counted(len(left), 'more request')} left the queue before a slot took"
         notes.append(f"{what} {'it' if len(left) == 1 else 'them'}, after {median} (median).")
     return notes
 

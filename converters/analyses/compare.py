@@ -220,7 +220,7 @@ def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
 
 
 def _told_phase(rows: Sequence[Row]) -> str | None:
-    """The phase whose times are shown in words: decode if there is one, as most steps are."""
+    """The phase whose times are shown in words: decode if there are any, as most steps are."""
     there = {phase for row in rows for phase in row.times}
     return next((phase for phase in SHOWN_PHASES if phase in there), None)
 
@@ -319,7 +319,7 @@ def check_recorded(session: Session, model: StoredModel) -> None:
         if same is None or (same.type, same.n_bytes) != (tensor.type, tensor.n_bytes):
             has = same.type if same else "missing"
             raise UsageError(
-                f"{session.path} recorded another model than {model.name}: {tensor.name} is "
+                f"{session.path} recorded a model other than {model.name}: {tensor.name} is "
                 f"{tensor.type} in the log, {has} in the file"
             )
 
@@ -364,7 +364,7 @@ def bits_per_weight(tensors: Sequence[StoredTensor]) -> float:
 
 @dataclass(frozen=True)
 class Side:
-    """The figures of one model for the weights of a row."""
+    """One model's figures for the weights of a row."""
 
     types: str
     n_bytes: int
@@ -402,7 +402,7 @@ class Pair:
         self.in_turns = took_turns(a.times, b.times)
         """whether the runs of both are pairs"""
         self.disturbed = self.in_turns and any(of.taken for of in (*a.times, *b.times))
-        """whether the times of whole steps say nothing, because other processes took them"""
+        """whether the times of whole steps mean nothing, because other processes took CPU time"""
         self.phases: dict[str, tuple[PhaseUses, PhaseUses]] = {}
         for phase in PHASES:
             if phase in a.phases() & b.phases():
@@ -441,8 +441,8 @@ class Pair:
         return row
 
     def step_ratio(self, phase: str) -> Ratio:
-        """The ratio of whole steps, as their caller saw them. If others took the time: of their CPU
-        times if they last long enough for those, else of their kernels."""
+        """The ratio of whole steps, as their caller saw them. If other processes took time: the
+        ratio of the steps' CPU times if they are long enough for that, else of their kernels."""
         sides = self.a.times, self.b.times
         by_cpu = all(of.last_intervals(phase) for sessions in sides for of in sessions)
         medians = []
@@ -510,7 +510,7 @@ def faster_or_slower(ratio: Ratio) -> str:
 
 
 def sqnr_words(row: Row) -> str | None:
-    """`46.1 → 22.3` in dB. Only B's value if A equals the reference; `∞` if B equals it, too."""
+    """`46.1 → 22.3` in dB. Only B's value if A equals the reference; `∞` if B also does."""
     if row.a.sqnr_db is None or row.b.sqnr_db is None:
         return None
     a, b = (f"{side.sqnr_db:.1f}".replace("inf", "∞") for side in (row.a, row.b))

@@ -33,11 +33,11 @@ CALLER_WAITS = 0.7
 """share of the time of the steps"""
 STILL_FIT, KEPT_FREE = 0.1, 1 << 30
 """share of the time of the steps; bytes of a device that stay free, as many as llama.cpp leaves
-where it fits a model to devices by itself (`common_params::fit_params_target`)"""
+when it fits a model to devices on its own (`common_params::fit_params_target`)"""
 
 
 def _busy(account: Account) -> Covered:
-    """The time in which a device runs."""
+    """The time during which a device runs."""
     return Covered([(of.begin.ravel(), of.end.ravel()) for of in account.device_ops])
 
 
@@ -122,13 +122,14 @@ def device_waits(account: Account) -> Cause:
     computes, submits = (int(account.parts[of].sum()) / whole for of in (KERNELS, "submission"))
     if idle < IDLE or max(computes, submits) < BUSY_CPU:
         return None
-    does = f"computes in {100 * computes:.0f} %"
+    does = f"computes for {100 * computes:.0f} %"
     advice = "Move more of the model to it (--gpu-layers), if its memory allows that."
     if submits > computes:
-        does = f"submits in {100 * submits:.0f} %"
+        does = f"submits for {100 * submits:.0f} %"
         advice = "Its kernels are too small to launch: give it larger batches or more sequences."
     names = " or ".join(account.devices)
-    return f"No kernel runs on {names} then: thread 0 {does} of all the time.", idle, advice
+    what = f"No kernel runs on {names} in this time: thread 0 {does} of the steps' time."
+    return what, idle, advice
 
 
 def caller_waits(account: Account) -> Cause:

@@ -33,11 +33,11 @@ class Place(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Of the experts of a place in one phase."""
+    """How the experts of a place were used in one phase."""
 
     computes: int
     read: int
-    """experts that were read, the sum over the computes"""
+    """experts that were read, summed over the computes"""
     uses: Int64
     """how many tokens used each expert"""
 
@@ -49,10 +49,10 @@ def expert_usage(account: Account) -> dict[tuple[str, Place], Usage]:
     computes, at = np.unique(recorded.compute, return_inverse=True)
     row = np.array([account.row.get(of, -1) for of in computes.tolist()], np.int64)[at]
     graph = np.array([graph_of[of] for of in computes.tolist()], np.int64)[at]
-    phases = [*account.phases, ""]  # the last is of what does not count
+    phases = [*account.phases, ""]  # the last is for what does not count
     phase_of = np.array([phases.index(of) for of in (*account.steps["phase"], "")], np.int64)
     places: dict[Place, int] = {}
-    # a graph and a node as one number: few are different
+    # a graph and a node as one number: few are distinct
     step = int(recorded.node.max(initial=0)) + 1
     chosen, which = np.unique(graph * step + recorded.node, return_inverse=True)
     place_of = np.array([
@@ -85,8 +85,8 @@ def _place(session: Session, graph: int, node: int) -> Place:
 
 
 def experts_report(account: Account, accepts: Sequence[Callable[[int], bool]] = ()) -> Report:
-    """A row for each layer and phase, of the layers that all of `accepts` let through; if that is
-    one layer, a row for each of its experts. Raises UsageError if the log has none."""
+    """A row for each layer and phase, for the layers that all of `accepts` let through; if only one
+    layer is left, a row for each of its experts. Raises UsageError if the log has none."""
     session = account.session
     found = expert_usage(account)
     if not found:
@@ -113,7 +113,7 @@ def experts_report(account: Account, accepts: Sequence[Callable[[int], bool]] = 
     )  # fmt: skip
     notes = [
         "Used: experts that any token used. Read: experts that a compute read, on average."
-        " Busiest/mean: the uses of the busiest expert, divided by those of the mean one.",
+        " Busiest/mean: the uses of the busiest expert, divided by the mean of all experts.",
         "`--layers N` shows each expert of layer N.",
     ]
     return Report("Experts by layer", columns, rows, notes, labels=2)

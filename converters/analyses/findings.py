@@ -34,7 +34,7 @@ from llamacpp_instr.report.report import Cell, Figures, Report, shown
 
 MOST = 5
 BUSY = 0.5
-"""load for each CPU, from which on a probe is not used"""
+"""load per CPU above which a probe is not used"""
 
 
 class Finding(NamedTuple):
@@ -105,7 +105,7 @@ WAITING = 0.2
 SLOW, PARTS = 0.2, 5
 """share of the fast threads' time in products, and parts of equal numbers of computes"""
 SMALL_BATCH, SPLIT = 64, 4
-"""tokens of a batch of a prompt, and into how many batches it is split at least"""
+"""tokens of a batch of a prompt, and the least number of batches into which it is split"""
 REBUILT, REBUILT_COST = 0.5, 0.02
 """share of the graphs of decodes, and of the time of decodes"""
 HELD_TWICE = 0.2
@@ -115,13 +115,13 @@ NO_KERNEL = 0.2
 COLD = 0.05
 """share of the time of the steps"""
 SAMPLING, INTERRUPTED = 0.1, 10
-"""share of the time by the clock; so many times the median take tokens whose thread had no CPU"""
+"""share of the time by the clock; a token that takes this many medians had no CPU for a while"""
 MISSED = 0.05
 """share of the time of the steps"""
 BANDWIDTH = 0.7
 """share of the measured bandwidth"""
 APPLICATION, APPLICATION_NS, APPLICATION_TOKENS = 0.3, 500_000, 10
-"""share of the time between tokens, ns of each of them, and how many at least"""
+"""share of the time between tokens, ns per token, and the least number of tokens"""
 
 
 def disturbed_machine(facts: Facts) -> Cause:
@@ -187,8 +187,8 @@ def slow_threads(facts: Facts) -> Cause:
     if share < SLOW or not always or wait[fast].mean() < 2 * wait[slow].mean():
         return None
     what = (
-        f"{len(slow)} of {counted(n, 'thread')} are slower: the others wait for them in"
-        f" {100 * share:.0f} % of the time of matrix products."
+        f"The slower {len(slow)} of {n} threads delay the others, which spend {100 * share:.0f} %"
+        " of the time of matrix products waiting."
     )
     advice = (
         f"Keep them off slow or busy CPUs (taskset), or use fewer threads (--threads {len(fast)})."
@@ -263,7 +263,7 @@ def rebuilt_graphs(facts: Facts) -> Cause:
 
 
 def weights_held_twice(facts: Facts) -> Cause:
-    """Weights were repacked from a mapped file, whose pages stay in memory too (HELD_TWICE).
+    """Weights were repacked from a mapped file, whose pages also stay in memory (HELD_TWICE).
     llama.cpp unmaps only what lies before and after the weights that it uses in place."""
     tensors = facts.session.tensors
     total = sum(tensor.bytes for tensor in tensors)
@@ -279,7 +279,7 @@ def weights_held_twice(facts: Facts) -> Cause:
 
 
 def no_interleaved_kernel(facts: Facts) -> Cause:
-    """Some types were repacked for faster kernels, and one that costs much was not (NO_KERNEL)."""
+    """Some types were repacked for faster kernels, but an expensive one was not (NO_KERNEL)."""
     tensors = facts.session.tensors
     repacked = {t.type for t in tensors if t.buffer.startswith(INTERLEAVED)}
     if not repacked:
@@ -303,7 +303,7 @@ def no_interleaved_kernel(facts: Facts) -> Cause:
         f" {', '.join(sorted(repacked))} have one."
     )
     rows = {t.ne[0] for t in tensors if t.type == kind and t.ne and t.name in spent[kind]}
-    advice = "No type with one has blocks that divide the rows of these tensors."
+    advice = "None of the types with one has blocks that divide the rows of these tensors."
     if (best := _interleaved(kind, repacked, rows)) is not None:
         advice = f"Quantize these tensors to {best} and compare speed and errors (instr compare)."
     return what, cost / total, advice
@@ -339,12 +339,12 @@ def cold_start(facts: Facts) -> Cause:
         f" {int(steps['minflt'][0]):,} minor and {int(steps['majflt'][0]):,} major page faults."
     )
     mapped = any(t.buffer.endswith("_Mapped") for t in facts.session.tensors)
-    advice = "Run one step before it counts" + (", or load without mmap." if mapped else ".")
+    advice = "Run one step before measuring" + (", or load without mmap." if mapped else ".")
     return what, extra / facts.step_time, advice
 
 
 def costly_sampling(facts: Facts) -> Cause:
-    """The samplers take a large part of the time (SAMPLING), also without interruptions
+    """The samplers take a large part of the time (SAMPLING), even without interruptions
     (INTERRUPTED)."""
     tokens = facts.session.tokens
     dur = tokens["dur"][np.isin(tokens["step"], facts.steps["step"])]
@@ -390,7 +390,7 @@ def slow_application(facts: Facts) -> Cause:
 
 
 def memory_bound(facts: Facts) -> Cause:
-    """Decodes read their weights nearly as fast as memory can give them (BANDWIDTH)."""
+    """Decodes read their weights nearly as fast as memory can deliver them (BANDWIDTH)."""
     if facts.probe is None:
         return None
     decodes = facts.computes.rows(facts.computes["phase"] == "decode")
@@ -421,7 +421,7 @@ def memory_bound(facts: Facts) -> Cause:
 
 
 def missed_reuse(facts: Facts) -> Cause:
-    """A server computed prompts that a slot had held (MISSED)."""
+    """A server computed prompts that a slot had already held (MISSED)."""
     waits = waits_of(facts.requests, facts.by_time)
     missed = missed_prompts(facts.requests)
     costs = cost_by_reason(facts.requests, missed, [wait.prompt for wait in waits])
@@ -430,8 +430,8 @@ def missed_reuse(facts: Facts) -> Cause:
         return None
     reason, most = next(iter(costs.items()))
     n = sum(of.missed for of in costs.values())
-    what = f"{counted(n, 'prompt token')} were computed that a slot held before; most: {reason}"
-    return f"{what} ({counted(most.requests, 'request')}).", share, ADVICE[reason]
+    what = f"A slot had already held {n:,} of the computed prompt tokens; main reason:"
+    return f"{what} {reason} ({counted(most.requests, 'request')}).", share, ADVICE[reason]
 
 
 RULES: tuple[tuple[str, str, Callable[[Facts], Cause]], ...] = (

@@ -47,7 +47,7 @@ class _Entry:
         return self.counts is not None and self.counts.size > 1
 
     def outliers(self) -> list[tuple[int, int, float, float]]:
-        """Expert, channel, mean square and how many medians that is."""
+        """Expert, channel, mean square, and the ratio of that to the median."""
         medians = self.medians[:, None]
         places = np.argwhere((medians > 0) & (self.mean_squares > OUTLIER * medians))
         return [
@@ -69,9 +69,9 @@ def imatrix_reports(matrix: ImportanceMatrix) -> list[Report]:
 
 
 def imatrix_tensors(matrix: ImportanceMatrix) -> Report:
-    """Every tensor: layer, role, columns, experts and those never reached, the least inputs of one,
-    and of the mean squares of the columns the mean, median, largest, how many are outliers and how
-    many are zero."""
+    """Every tensor: layer, role, columns, experts and those never reached, the least inputs of one;
+    the mean, median and largest of the columns' mean squares, how many of these are outliers, and
+    how many are zero."""
     columns = header(
         "Tensor", ("layer", "layer"), "role", ("count", "columns", "experts", "never reached"),
         ("count", "least inputs"), ("number", "mean", "median", "largest"),
@@ -165,8 +165,8 @@ def _outliers(entries: Sequence[_Entry]) -> Report:
         "channels of its tensor, or of its expert."
     ]
     if len(found) > MOST_CHANNELS:
-        notes.append(f"The {MOST_CHANNELS} that are the most medians, of {len(found):,}.")
+        notes.append(f"The {MOST_CHANNELS} furthest above their median, of {len(found):,}.")
     elif not found:
-        notes.append("No channel is one.")
+        notes.append("No channel is an outlier.")
     figures: Figures = {"outlier channels": (len(found), "count")}
     return Report("Outlier channels", columns, rows, notes, figures=figures)

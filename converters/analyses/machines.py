@@ -1,4 +1,4 @@
-"""Sessions over several machines: what each of them and each link took, and what made them slow.
+"""Sessions over several machines: the time of each machine and link, and what made them slow.
 
 Invariant: times are selections from the one account (`log.steps.Account`). What only a machine's
 own log shows is empty while that log is not merged, and a note says so. As in `findings`, a rule is
@@ -31,7 +31,7 @@ from llamacpp_instr.report.report import Cell, Figures, Report, shown
 AGAIN, AGAIN_COST = 0.5, 0.01
 """shares of the graphs that decodes compute, and of the time of the steps"""
 RECOMPUTE_BYTES = 13
-"""of the command that computes the latest graph of a device again"""
+"""size of the command that computes the latest graph of a device again"""
 SLOW_LINK = 0.2
 """share of the time of the steps"""
 SLOWER, SLOWER_COST = 1.5, 0.05
@@ -46,7 +46,7 @@ def machine_names(session: Session) -> list[str]:
 
 
 def machine_reports(account: Account) -> Iterator[Report]:
-    """The time of each machine and the links to them, or, of a machine's own log, what it served;
+    """The time of each machine and the links to them, or, for a machine's own log, what it served;
     nothing for a session on one machine."""
     yield from _served(account)
     if not account.machines.names:
@@ -101,15 +101,17 @@ def _times(account: Account, known: list[str]) -> Report:
             for part, ns in sorted(spent.items(), key=lambda of: -of[1])
             if ns
         ]
-        notes.append(f"Where the time of {phase} went, each moment once: {', '.join(shares)}.")
+        notes.append(
+            f"Where the time of {phase} went, each moment counted once: {', '.join(shares)}."
+        )
     notes.append(
-        "A machine waits while nothing is asked of it: the client or another machine has its turn."
+        "A machine waits while it has no command: the client or another machine is at work."
     )
     for name in account.machines.names:
         if name not in known:
             notes.append(
-                f"The log of {name} was not merged (instr merge): what of its time the wire took,"
-                " and what the machine, is not known."
+                f"The log of {name} was not merged (instr merge), so its time cannot be divided"
+                " between the wire and the machine."
             )
     notes += _endings(account)
     return Report(
@@ -148,9 +150,11 @@ def _links(account: Account, known: list[str]) -> Report:
         f"Commands and bytes are those of one {phase}, on average.",
     ]
     if len(known) < len(links):
-        notes.append("A round trip to a machine whose log was not merged has its own time, too.")
+        notes.append(
+            "A round trip to a machine whose log was not merged includes the machine's own time."
+        )
     if known:
-        notes.append("Clock: by how much the times of a machine may be wrong on the client's.")
+        notes.append("Clock: the largest error of a machine's times on the client's clock.")
     columns = header(
         "Machine", ("ns", "round trip"), ("bytes_per_second", "out/s", "in/s"),
         ("number", "commands"), ("bytes", "out", "in"), ("ns", "clock"),
@@ -163,7 +167,7 @@ def _slowest(account: Account, links: list[Link], n_bytes: list[float]) -> str:
     took = [_on_the_wire(account, link.machine) for link in links]
     slow = took
     if not all(account.machines.is_known(link.machine) for link in links):
-        slow = [int(link.round_trip or 0) for link in links]  # a machine's own time is in the other
+        slow = [int(link.round_trip or 0) for link in links]  # `took` has a machine's own time
     at = slow.index(max(slow))
     link, share = links[at], took[at] / max(int(account.total.sum()), 1)
     has = [f"{shown(round(n_bytes[at]), 'bytes')} each time"]
@@ -190,7 +194,7 @@ def _on_the_wire(account: Account, machine: str) -> int:
 
 
 def graph_again(account: Account) -> Cause:
-    """Decodes send graphs that a machine has already (AGAIN, AGAIN_COST)."""
+    """Decodes send graphs that a machine already has (AGAIN, AGAIN_COST)."""
     decodes = account.steps.rows(account.steps["phase"] == "decode")
     n = again = n_bytes = cost = n_devices = 0
     for name, calls in account.machines.calls.items():
@@ -209,12 +213,12 @@ def graph_again(account: Account) -> Cause:
         return None
     what = (
         f"Decodes send {again:,} of {n:,} graphs again, {shown(n_bytes / again, 'bytes')} each"
-        f" instead of {RECOMPUTE_BYTES}, which took {shown(cost, 'ns')}."
+        f" instead of {RECOMPUTE_BYTES} B, which took {shown(cost, 'ns')}."
     )
     contexts = account.session.contexts.values()
     advice = (
-        "A machine keeps one graph of each device: let each have a single run of layers, and the"
-        " same batches, so that graphs are reused."
+        "A machine keeps one graph for each device: give each a single run of layers, and keep"
+        " the batches the same, so that graphs are reused."
     )
     if not all(of.offload_kqv for of in contexts):
         advice = (
@@ -243,9 +247,9 @@ def slow_link(account: Account) -> Cause:
     )
     pairs = (out, link.rate_out), (back, link.rate_in)
     moving = sum(n / rate * 1e9 for n, rate in pairs if rate)
-    advice = "Only a shorter way helps, or fewer machines: each token crosses the link."
+    advice = "Only a shorter path helps, or fewer machines: each token crosses the link."
     if moving > ns / 2:
-        advice = "Its rate is the limit: a faster network, or smaller batches of prompts."
+        advice = "Its rate is the limit: use a faster network, or smaller batches for prompts."
     return what, share, advice
 
 
@@ -278,7 +282,7 @@ def slow_machine(account: Account) -> Cause:
 
 
 def _by_kernel(account: Account) -> dict[Hashable, dict[str, tuple[int, int]]]:
-    """By op, role of the weight and bytes: how many such kernels each machine ran in decodes, and
+    """By op, role of the weight, and bytes: how many such kernels each machine ran in decodes, and
     their ns."""
     decode = account.steps["phase"] == "decode"
     names = {device: name for name in account.machines.names for device in _devices(account, name)}

@@ -43,7 +43,7 @@ MANY_LAYERS = 12
 """layers, or kinds of layers, shown on a terminal"""
 MANY_TYPES = 50
 MANY_ROLES = 200
-"""types and roles shown on a terminal: as many as a model can have"""
+"""types and roles shown on a terminal: all that a model can have"""
 MOST_LAYERS = 512
 """as in llama.cpp; a chart omits further layers"""
 MOST_TYPES = 10
@@ -181,7 +181,7 @@ def compute_groups(model: StoredModel) -> list[Report]:
 
 
 def compute_tensors(model: StoredModel, breakdown: MemoryBreakdown | None) -> Report:
-    """Every tensor, in the order of the file, with the buffers that `breakdown` has it in."""
+    """Every tensor, in the order of the file, with its buffers in `breakdown`."""
     buffers = breakdown.buffers_of() if breakdown else {}
     rows: list[list[Cell]] = [
         [
@@ -229,7 +229,7 @@ class ContextMemory:
     rss: int = 0
     """peak resident bytes of the whole process; 0 if unknown"""
     adapters: int = 0
-    """bytes of its LoRA adapters, which llama.cpp's breakdown lacks; each once"""
+    """bytes of its LoRA adapters, each once; llama.cpp's breakdown lacks them"""
     room: int | None = None
     """bytes of memory into which it must fit; None for no verdict"""
     advice: str = ""
@@ -324,10 +324,10 @@ def devices_report(memory: ContextMemory, known: MemoryBreakdown) -> Report:
         for device, needed in known.too_large():
             sizes = f"{shown(needed, 'bytes')}, {shown(device.free, 'bytes')} are free"
             notes.append(f"Does not fit into {device.device}: {sizes}.{memory.advice}")
-        when = "now"
+        when = "reports now"
     else:
-        when = "when the context was there"
-    notes.append(f"Free is what the driver reports {when}; some drivers report all of it.")
+        when = "reported while the context existed"
+    notes.append(f"Free is what the driver {when}; some drivers report all memory as free.")
     columns = header(
         "Device", *(("bytes", word) for word in (*_WORDS.values(), "in all", "free", "memory"))
     )
@@ -358,11 +358,11 @@ def memory_report(model: StoredModel, memory: ContextMemory) -> Report:
     notes += explain_difference(memory)
     if memory.adapters:
         size = shown(memory.adapters, "bytes")
-        notes.append(f"LoRA adapters had {size} more, which llama.cpp does not count.")
+        notes.append(f"LoRA adapters took another {size}, which llama.cpp does not count.")
     if memory.rss:
         notes.append(
             f"The whole process had up to {shown(memory.rss, 'bytes')} resident. This includes "
-            "the program's own memory, but of mapped and reserved memory only pages that were used."
+            "the program's own memory, but only the used pages of mapped and reserved memory."
         )
     notes += memory.notes
     of = known.settings
@@ -390,7 +390,7 @@ def explain_difference(memory: ContextMemory) -> list[str]:
     if predicted is None or measured is None:
         return []
     if predicted.uses == measured.uses:
-        return ["Predicted for the settings of the log. The measurement is equal to the byte."]
+        return ["Predicted for the settings of the log. The measurement matches to the byte."]
     notes = ["Predicted for the settings of the log."]
     here = predicted.buffers_of()
     moved = [
@@ -400,7 +400,7 @@ def explain_difference(memory: ContextMemory) -> list[str]:
     ]
     if moved:
         notes.append(
-            f"In other buffers than this library would use: {counted(len(moved), 'tensor')}, "
+            f"In buffers other than this library would use: {counted(len(moved), 'tensor')}, "
             f"first {moved[0]}. Which tensors are repacked depends on the processor and the build."
         )
     elif predicted.of_kind("weights") != measured.of_kind("weights"):

@@ -43,8 +43,8 @@ PROCESS = 0.02
 """standard deviation of log(median) between processes; with 0.01, 3 of 12 pairs of equal sessions
 on a shared machine with 2 cores seemed to differ in their steps"""
 TOO_SPREAD = 2.0
-"""times the deviation that is expected: from there on a few processes do not show what theirs is;
-two of them exceed it by chance in 5 % of the cases"""
+"""times the expected deviation: beyond that, a few processes do not show what theirs is; two of
+them exceed it by chance in 5 % of the cases"""
 TOO_NOISY = 2.0
 """an interval that reaches this many times as far says nothing about a difference"""
 TICK_NS = 10.0
@@ -62,7 +62,7 @@ class Median:
     freedom: int
     """degrees of freedom of that error: blocks minus strata"""
     each: tuple[float, ...] = ()
-    """of a group: the median of each process"""
+    """for a group: the median of each process"""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """What B is."""
+        """How B compares with A, in words."""
         if self.value is None or self.low is None or self.high is None:
             return "too few to tell"
         if self.differs:
@@ -174,8 +174,8 @@ def median_of_group(medians: Sequence[Median]) -> Median:
     lacks it. Each process is a block.
 
     From MIN_BLOCKS processes on, their spread is the error. Fewer do not show how much processes
-    differ: then the error is at least that within the processes, and unknown if their spread is
-    TOO_SPREAD times that.
+    differ: then the error is at least that within the processes, and unknown if their spread
+    exceeds TOO_SPREAD times that.
     """
     present = [of for of in medians if not math.isnan(of.value)]
     n = len(present)
@@ -197,7 +197,7 @@ def median_of_group(medians: Sequence[Median]) -> Median:
 
 
 def _deviation(logs: Float64) -> float:
-    """The standard deviation of some logarithms; 0 of a single one."""
+    """The standard deviation of some logarithms; 0 for a single one."""
     # equal numbers would make any difference significant; no clock is that exact
     return max(float(logs.std(ddof=1)), 1e-4) if len(logs) > 1 else 0.0
 
@@ -216,7 +216,7 @@ def describe(ratio: Ratio, verb: str, who: str = "B", other: str = "") -> str:
 def compare(a: Median, b: Median, n_family: int, *, in_turns: bool = False) -> Ratio:
     """The ratio of two medians with its interval, one of a family of `n_family`. If the processes
     of two groups took turns, the i-th ones of both are a pair, and the interval is that of the
-    pairs' ratios: what disturbs both of a pair is no noise."""
+    pairs' ratios: what disturbs both members of a pair is not noise."""
     if a.value == b.value:
         value: float | None = 1.0
     else:

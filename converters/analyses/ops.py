@@ -24,7 +24,7 @@ from llamacpp_instr.log.steps import PHASES, counted_steps, step_rows
 from llamacpp_instr.report.report import BOUND, AtMost, Cell, Column, Figures, Report
 
 _UNSET = (0, "UNDEFINED", "NONE")
-"""values of parameters that ask for nothing"""
+"""values of parameters that have no effect"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Count:
 
 def count_ops(graph: Graph, ubatch: Ubatch | None = None) -> dict[Kind, Count]:
     """The ops of a graph, which must have its nodes, in the order of their first node. `ubatch` is
-    what is known of its computes."""
+    what is known about its computes."""
     nodes = graph.whole
     attention = attentions(graph, node_backends(graph))
     chosen, used = choices(graph), ubatch.experts.by_node() if ubatch else {}
@@ -113,7 +113,7 @@ def ops_report(title: str, found: dict[Kind, Count]) -> Report:
 
 
 def ops_of_log(session: Session) -> list[Report]:
-    """A report for each phase: of the prefill with the most tokens, and of the graph that most
+    """A report for each phase: on the prefill with the most tokens, and on the graph that most
     decodes computed. Raises UsageError for a log without graphs."""
     steps, notes = counted_steps(session)
     row = step_rows(session, steps)

@@ -1,4 +1,4 @@
-"""One page about a session: what people ask first is at the top, and what changed over its time.
+"""One page about a session: what people ask first is at the top, then what changed over time.
 
 Invariant: figures that other commands show too come from the same functions. The size of the page
 does not grow with the length of the session: charts are binned, lists have their first rows.
@@ -48,7 +48,7 @@ MOST_LINES = 8
 FAR = 8.0
 """ratio of the fastest to the slowest step from which the axis is logarithmic"""
 MOST_TOKENS = 3000
-"""tokens shown; of more, the first and the last half of this"""
+"""tokens shown; if there are more, half of these from each end"""
 MOST_TEXT = 100
 """characters shown of one token"""
 LATER = (
@@ -70,9 +70,9 @@ _First = tuple[str, Cell, Unit]
 def compute_page(
     sessions: Sequence[Session], probe: Probe | None = None
 ) -> tuple[str, list[Section]]:
-    """Title and sections of the page. What a reader asks first, as the summary has it in its order,
-    is at the top. Several sessions follow each other, below a table of their first figures. `probe`
-    is that of `compute_summary`."""
+    """Title and sections of the page. What a reader asks first is at the top, in the order of the
+    summary. Several sessions follow each other, below a table of their first figures. `probe` is
+    that of `compute_summary`."""
     pages = [_page_of(session, probe) for session in sessions]
     titles = [_title(session) for session in sessions]
     if len(pages) == 1:
@@ -153,7 +153,7 @@ def _trees(session: Session) -> Iterator[Section]:
         for tree in (time, *devices):
             yield from _heat(tree)
     if time.root.amount > 0:
-        notes = ["A box is as wide as its part. Click or press Enter to zoom, Escape to go back;"
+        notes = ["A box is as wide as its share. Click or press Enter to zoom, Escape to go back;"
                  " arrows move."]  # fmt: skip
         yield draw_icicle("Session, phase, layer, block, op", trees, notes)
 
@@ -172,7 +172,7 @@ def _heat(tree: Tree) -> Iterator[Section]:
     total = {op: sum(of_op.values()) for op, of_op in amounts.items()}
     ops = sorted(amounts, key=lambda op: -total[op])
     on = "" if tree.root.name == "session" else f" on {tree.root.name}"
-    notes = [f"Time{on or ' of thread 0'} in all phases; the last column is outside of layers."]
+    notes = [f"Time{on or ' of thread 0'} in all phases; the last column is work outside layers."]
     if len(ops) > MOST_ROWS:
         rest = sum(total[op] for op in ops[MOST_ROWS:]) / sum(total.values())
         others = counted(len(ops) - MOST_ROWS, "other op")
@@ -304,8 +304,8 @@ def _wide(low: int, high: int) -> tuple[int, int]:
 
 
 def tokens_with_times(session: Session) -> Iterator[Section]:
-    """A passage for each request, with the tokens of steps that count. A token's time is since the
-    one before it was there, that of the first since the request arrived, or began."""
+    """A passage for each request, with the tokens of steps that count. A token's time starts at the
+    previous token, that of the first when the request arrived, or began."""
     steps, requests = find_requests(session)
     tokens = session.tokens.rows(np.isin(session.tokens["step"], steps["step"]))
     if not len(tokens):

@@ -1,4 +1,4 @@
-"""What `instr probe` measured, what a session reached of it, and the times that it predicts.
+"""What `instr probe` measured, how much of it a session reached, and the times that it predicts.
 
 Invariant: nothing is guessed. An op is compared with the bandwidth for the memory that its computes
 read, and with ggml's kernel for its weight's type, or, without one, with the fastest kernel.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from llamacpp_instr.prediction.model import Case, Step
 
 BUSY = 0.5
-"""load by core beyond which the figures are doubtful"""
+"""load per core above which the figures are doubtful"""
 DRAWN = 5
 """ops of a phase in the picture of roofs, those that took longest"""
 Z95 = 1.96
@@ -58,7 +58,7 @@ def probe_reports(probe: Probe) -> list[Report]:
 
 
 def device_reports(probe: Probe, name: str) -> list[Report]:
-    """The same of a device that was measured."""
+    """The same for a device that was measured."""
     of = probe.of_device(name)
     assert of is not None
     reports = probe_reports(of)
@@ -75,8 +75,8 @@ def calibration_report(factors: Mapping[Kind, float]) -> Report:
     columns = [Column("kernels", key="kind"), Column("slower by", "ratio", key="factor")]
     rows: list[list[Cell]] = [[_KINDS[kind], factor] for kind, factor in factors.items()]
     note = (
-        "The times that are predicted from now on, by those that were. A factor is drawn towards 1"
-        ", because another model would differ, too."
+        "A factor is the ratio of the times that are predicted from now on to those predicted"
+        " before. It is drawn towards 1, because another model would also differ."
     )
     return Report("Calibration", columns, rows, notes=[note])
 
@@ -98,7 +98,7 @@ def busy_note(probe: Probe) -> str | None:
     if probe.load <= BUSY * probe.cores:
         return None
     load = f"load {probe.load:g} on {probe.cores} CPUs"
-    return f"The machine was busy ({load}): these are less than it can do."
+    return f"The machine was busy ({load}): it can do better than these figures."
 
 
 def _table(title: str, first: Column, values: Rates, unit: Unit) -> Report:
@@ -143,7 +143,7 @@ def roofline(session: Session, probe: Probe) -> tuple[list[Report], list[Chart]]
     if unknown:
         names = ", ".join(sorted(unknown))
         reports[-1].notes.append(
-            f"The probe has no limits of {names}: run `instr probe --device {min(unknown)}` there."
+            f"The probe has no limits for {names}: run `instr probe --device {min(unknown)}` there."
         )
     if any(op.sums[3] for of_phase in found.values() for op in of_phase.values()):
         reports[-1].notes.append(BOUND)
@@ -217,7 +217,7 @@ def _ops(account: Account, probe: Probe) -> dict[tuple[str, str], dict[str, _Op]
 
 
 def _limits(session: Session, probe: Probe, device: str) -> Probe | None:
-    """What was measured of the CPU, or of the same device by name and description."""
+    """The measurements of the CPU, or of the same device by name and description."""
     if not device:
         return probe
     described = session.devices.get(device)

@@ -162,7 +162,7 @@ def quantization_reports(
     place = f" into {paths[0].parent}" if paths[0].parent != Path() else ""
     title = f"Quantized from {source}{place}" if written else f"What {source} would become"
     again = max(sum(tensor.requantized for tensor in plan.tensors) for plan in plans)
-    notes = [f"Errors of {counted(again, 'tensor')} add up: quantized before."] if again else []
+    notes = [f"Quantized before: {counted(again, 'tensor')}, whose errors add up."] if again else []
     columns = header(
         "file", "type", ("count", "bytes"), ("bits", "bits/weight"), ("fraction", "of source"),
         ("count", "fell back"), "needs",

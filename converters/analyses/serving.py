@@ -1,10 +1,10 @@
-"""What only a server's requests have: prompts that were computed though they had been in a cache,
-and drafted tokens.
+"""What only a server's requests have: prompts that were computed although they had been in a
+cache, and drafted tokens.
 
-Invariant: a request missed the tokens of one cause alone, the one with the most tokens; what a
-token costs is the mean of its own prompt. A draft is verified in a decode of the target that has
-an output for each drafted token and one more; the tokens that were sampled from it, but for the
-last, are the accepted ones. All times are in ns.
+Invariant: a request's missed tokens have one cause, the one with the most tokens; a token costs
+the mean of its own prompt. A draft is verified in a decode of the target that has an output for
+each drafted token and one more; the tokens that were sampled from it, except the last, are the
+accepted ones. All times are in ns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OFF, CHECKPOINT, ELSEWHERE = "reuse is off", "no checkpoint", "another slot"
 SHIFTED, EVICTED, CHANGED, SHORT = "shifted", "evicted", "another beginning", "new text"
 ADVICE = {
     OFF: "Leave `cache_prompt` on.",
-    CHECKPOINT: "Set `--swa-full`, or more of `--ctx-checkpoints`.",
+    CHECKPOINT: "Set `--swa-full`, or raise `--ctx-checkpoints`.",
     ELSEWHERE: "Send a conversation to its slot (`id_slot`), or give the server more slots.",
     SHIFTED: "Give the server a larger context.",
     EVICTED: "Give the server more slots, or more memory for prompts (`--cache-ram`).",
@@ -52,7 +52,7 @@ class Missed:
 
 def missed_of(request: Request, shifted: bool = False) -> Missed | None:
     """Why the slot did not reuse more of the prompt; None if it reused all, or if that is unknown.
-    `shifted`: the request before it in the slot was longer than its context."""
+    `shifted`: the slot's previous request was longer than its context."""
     of = request.taken
     if of is None or of.cached >= of.prompt - 1:
         return None
@@ -82,21 +82,21 @@ def missed_prompts(requests: Sequence[Request]) -> list[Missed | None]:
 
 @dataclass
 class Cost:
-    """Of all prompts that were not reused for one reason."""
+    """The cost of all prompts that were not reused for one reason."""
 
     requests: int = 0
     computed: int = 0
     """prompt tokens"""
     missed: int = 0
-    """tokens of them"""
+    """those of them that could have been reused"""
     ns: int = 0
-    """that the missed tokens took"""
+    """time of the missed tokens"""
 
 
 def cost_by_reason(
     requests: Sequence[Request], missed: Sequence[Missed | None], prompt_ns: Sequence[int]
 ) -> dict[str, Cost]:
-    """The largest first; `prompt_ns` is the time of the steps of each request's prompt."""
+    """The costs, the largest first; `prompt_ns` is the time of each request's prompt steps."""
     costs: defaultdict[str, Cost] = defaultdict(Cost)
     for request, of, ns in zip(requests, missed, prompt_ns, strict=True):
         if of is not None:
@@ -152,8 +152,8 @@ def copies_report(copies: Sequence[Copied]) -> Iterator[Report]:
 
 
 Predict = Callable[[Path, int, Sequence[tuple[int, int]]], Sequence[float]]
-"""predicts the time in ns of a step of a model file with so many threads, for each pair of tokens
-and of tokens before them. Raises InstrError if it cannot"""
+"""predicts the time in ns of a step of a model file with this many threads, for each pair: the
+tokens of the step, and the tokens before them. Raises InstrError if it cannot"""
 
 
 @dataclass(frozen=True)
@@ -171,13 +171,13 @@ class Speculation:
     rejected_ns: int
     """the part of rejected tokens"""
     tokens: int
-    """that these steps gave"""
+    """the output of these steps"""
     n_seqs: float
-    """sequences in a verifying step, in mean"""
+    """mean number of sequences in a verifying step"""
     plain_ns: float | None
-    """of a step without drafts, None if the steps are too much alike"""
+    """time of a step without drafts; None if the steps are too similar"""
     plain_by: str
-    """what that follows from"""
+    """the basis of that"""
 
 
 def compute_speculation(
@@ -225,26 +225,26 @@ PLAIN = 8
 def _plain_step(
     session: Session, decodes: Table, verifies: Table, predict: Predict | None
 ) -> tuple[float | None, str]:
-    """The time of a decode with one token for each sequence, and by what: the median of those that
-    were; else the prediction from the model's file, as much longer or shorter as the
-    verifying steps are than their own prediction; else where the line through times and numbers of
-    tokens has it. None if that is not known."""
+    """The time of a decode with one token for each sequence, and its basis: the median of such
+    decodes in the log; else the prediction from the model's file, scaled by the ratio of the
+    verifying steps to their own prediction; else the value on a line fitted to the times over the
+    numbers of tokens. None if that is not known."""
     dur = decodes["end"] - decodes["begin"]
     n, one = decodes["n_tokens"].astype(np.float64), decodes["n_seqs"]
     plain = dur[n == one]
     if len(plain) >= PLAIN:
-        return float(np.median(plain)), f"by {len(plain):,} decodes without drafts in this log"
+        return float(np.median(plain)), f"based on {len(plain):,} decodes without drafts in the log"
     if predict is not None and (ns := _predicted_step(session, verifies, predict)) is not None:
-        return ns, "by the prediction of `instr predict`, scaled to the steps that verified drafts"
+        return ns, "based on `instr predict`, scaled to the steps that verified drafts"
     if len(np.unique(n)) < 3:
         return None, ""
     slope, start = np.polyfit(n, dur, 1)
     ns = float(start + slope * np.median(one))
-    return (ns if slope > 0 and ns > 0 else None), "by the time of decodes of fewer tokens"
+    return (ns if slope > 0 and ns > 0 else None), "based on the time of decodes of fewer tokens"
 
 
 def _predicted_step(session: Session, verifies: Table, predict: Predict) -> float | None:
-    """None if the model's file is gone or other, or cannot be predicted."""
+    """The prediction; None if the model's file is gone or differs, or cannot be predicted."""
     context = session.contexts[int(verifies["ctx"][0])]
     middle = {name: int(np.median(verifies[name])) for name in ("n_tokens", "n_seqs", "pos")}
     tokens = [(middle[of], max(middle["pos"], 0)) for of in ("n_seqs", "n_tokens")]

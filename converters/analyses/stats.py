@@ -54,9 +54,12 @@ OF_STEP: tuple[OfStep, ...] = ("phase", "context", "sequence", "request", "mark"
 BYS: tuple[By, ...] = (*OF_KERNEL, *OF_STEP, "thread", "expert")
 IN_ORDER: tuple[By, ...] = ("layer", "phase", "context")
 """keys whose rows are in the order of their values, not of time"""
-BESIDE_CALLER = "Kernels of a device overlap what thread 0 does: their times add up to no clock."
+BESIDE_CALLER = (
+    "Kernels of a device overlap the work of thread 0: their times do not add up to wall-clock"
+    " time."
+)
 COARSE_TICK = 10.0
-"""ns of a tick that a kernel's time shows"""
+"""a tick in ns that is visible in a kernel's time"""
 LEFT_OUT: Key = ()
 """the group of what a filter leaves out"""
 NO_WEIGHT = "(no weight)"
@@ -204,7 +207,7 @@ def _kept(session: Session, notes: Sequence[str]) -> str:
 
 
 def recording_notes(session: Session) -> Iterator[str]:
-    """Why the times of a session must not be compared with others, or are coarse."""
+    """Why the times of a session must not be compared with others, or why they are coarse."""
     if session.start.perturbed:
         yield "Tensor values were read (--stats): do not compare times."
     if session.start.args.get("dialect"):
@@ -317,7 +320,7 @@ def _marks_of(marks: Table, steps: Table) -> list[Value]:
 def _needed_values(
     account: Account, by: Sequence[By], filters: Sequence[Filter]
 ) -> dict[By, list[Value]]:
-    """By key of steps that is needed: its value in each step."""
+    """The value of each needed key of steps, in each step."""
     keys = {*by, *(of.key for of in filters)}
     return {key: step_values(account.session, account.steps, key) for key in OF_STEP if key in keys}
 
@@ -340,7 +343,7 @@ def kernel_keys(
     for of in filters:
         accepted = [of.accepts(value) for value in values(of.key)]
         if of.key == "tensor":
-            # an activation is a tensor, too
+            # an activation is also a tensor
             computed = [any(map(of.accepts, names)) for names in _computed(session, plan)]
             accepted = [one or other for one, other in zip(accepted, computed, strict=True)]
         keys = [key if is_in else LEFT_OUT for key, is_in in zip(keys, accepted, strict=True)]
@@ -483,7 +486,7 @@ def _by_step(account: Account, by: Sequence[By], filters: Sequence[Filter]) -> G
 def _work(amounts: Iterable[Matrix], dur: Sequence[Matrix]) -> tuple[int, float | None]:
     """The sum, and the median per second of what has any."""
     total = n = 0
-    # one array, because the rates of all kernels would take their memory twice
+    # one array: joining arrays would take the memory of all rates twice
     rates = np.empty(sum(map(len, dur)))
     for these, ns in zip(amounts, dur, strict=True):
         known = (these > 0) & (ns > 0)

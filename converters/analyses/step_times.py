@@ -1,5 +1,5 @@
-"""What is compared of sessions: the settings that differ, and the times of their steps: whole, by
-the units of work of their kernels, and by the weights that these read.
+"""What is compared between sessions: the settings that differ, and the times of their steps:
+whole, by the units of work of their kernels, and by the weights that these read.
 
 Invariant: every fact that affects the measurement is compared; equal ones are not listed. Columns
 of times are steps in order of time, in ns of thread 0. A step that lacks a unit has NaN there,
@@ -84,7 +84,7 @@ def unlike_notes(sides: Sequence[tuple[str, Sequence[Session]]]) -> list[str]:
         others = sessions[1:]
         rows = (row for other in others for row in differing_facts(sessions[0], other, []))
         if found := dict.fromkeys(fact for fact, _, _ in rows):
-            notes.append(f"{name}: its logs were recorded differently: {', '.join(found)}.")
+            notes.append(f"{name}: its logs differ in their settings: {', '.join(found)}.")
     return notes
 
 
@@ -131,7 +131,7 @@ def adapter_names(session: Session) -> list[str]:
 
 
 def _adapters(session: Session) -> str:
-    """By what the graphs show, which are products with matrices of their own, and their names."""
+    """The names of the adapters, and what the graphs show of them: products with their matrices."""
     computed = {graph: session.graphs[graph] for graph in session.computes["graph"].tolist()}
     ranks = {
         leaf.name: leaf.ne[1]
@@ -189,7 +189,7 @@ class StepTimes:
 
     @property
     def clock(self) -> tuple[int, int]:
-        """When the session began, and when its last step ended, by the clock on the wall; ns."""
+        """When the session began, and when its last step ended, by the wall clock; ns."""
         start = self.session.start
         return start.wall, start.wall + int(self.steps["end"].max(initial=start.t)) - start.t
 
@@ -210,13 +210,13 @@ class StepTimes:
 
     def last_intervals(self, phase: str) -> bool:
         """Whether the steps of a phase last at least as long as the intervals of the machine's
-        counts, so that those give their CPU time."""
+        counts, so that the counts give the steps' CPU time."""
         whole, intervals = self.whole_steps(phase), self.session.machine["dur"]
         return len(intervals) > 0 and bool(np.median(whole) >= np.median(intervals))
 
     def cpu_times(self, phase: str) -> Float64:
-        """ns of the process, all threads, in each step of a phase. An interval of the machine's
-        counts is spread evenly."""
+        """The CPU time in ns of the process, all threads, in each step of a phase. An interval of
+        the machine's counts is spread evenly."""
         machine, steps = self.session.machine, self.steps.rows(self.of(phase))
         t = np.append(machine["t"][:1] - machine["dur"][:1], machine["t"])
         cpu = np.append(0, np.cumsum(machine["cpu"]))
@@ -291,8 +291,8 @@ def verb(phase: str, sessions: Sequence[StepTimes]) -> str:
 
 
 def took_turns(a: Sequence[StepTimes], b: Sequence[StepTimes]) -> bool:
-    """Whether the sessions of two sides, each in order of time, were recorded in turns, often
-    enough for pairs: both i-th ones ended before the next ones began."""
+    """Whether the sessions of two sides, each in order of time, were recorded alternately, often
+    enough for pairs: both i-th sessions ended before the next ones began."""
     rounds = [[of.clock for of in pair] for pair in zip(a, b, strict=False)]
     return len(a) == len(b) >= noise.MIN_BLOCKS and all(
         max(end for _, end in before) < min(begin for begin, _ in after)
@@ -338,7 +338,7 @@ def compute_use_times(
     a: PhaseUses, b: PhaseUses, groups: Sequence[Sequence[Use]], *, in_turns: bool = False
 ) -> list[UseTimes | None]:
     """For each group of uses: the sum of their times, or None if a side lacks the group. The
-    intervals hold simultaneously, as a family; those of sessions in turns are those of pairs."""
+    intervals hold simultaneously, as a family; those of alternating sessions are those of pairs."""
     both = {
         i: (one, other)
         for i, group in enumerate(groups)
@@ -359,7 +359,7 @@ def compute_use_times(
 
 
 def rates_of(sums: Float64) -> Rates:
-    """From ns, bytes and floating point operations, (3, steps)."""
+    """The rates from ns, bytes and floating point operations, (3, steps)."""
     ran = sums[0] > 0  # NaN is not
     if not ran.any():
         return Rates(None, None)
@@ -377,7 +377,7 @@ class PhaseUses:
         self.blocks = noise.join_blocks([times.runs(phase) for times in sessions])
         n_steps = [len(times.runs(phase)) for times in sessions]
         self.begins = np.cumsum(n_steps)[:-1]
-        """the columns with which later sessions begin"""
+        """the first column of each later session"""
         self.taken = float(np.average([times.taken for times in sessions], weights=n_steps))
         """share of the time that a disturbed machine took, over all sessions"""
         self.work = np.concatenate([self._of_session(of, phase) for of in sessions], axis=2)
@@ -397,7 +397,7 @@ class PhaseUses:
         return np.stack(work)[:, :, times.of(phase)]
 
     def medians(self, times: Float64, n_timed: Sequence[int], *, in_turns: bool) -> list[Median]:
-        """Of the rows of `times`: over all steps, or over the sessions of a side in turns."""
+        """The median of each row of `times`: over all steps, or over alternating sessions."""
         if not in_turns:
             found = noise.compute_medians(times, self.blocks, n_timed)
             return [noise.disturb(median, self.taken) for median in found]
@@ -409,7 +409,7 @@ class PhaseUses:
 
     def kernels(self) -> Median:
         """The lower deciles of all uses and of the other kernels, added up, over the sessions:
-        what interrupts a kernel, also in most steps, does not change them."""
+        interruptions of a kernel do not change them, even in most of the steps."""
         parts = np.split(self.time, self.begins, axis=1)
         return median_of_sessions(
             [float(np.nansum([_quantile(row, 0.1) for row in part])) for part in parts]
@@ -424,12 +424,12 @@ class PhaseUses:
 
 
 def median_of_sessions(values: Sequence[float]) -> Median:
-    """That of a side in turns, whose sessions have these times in ns."""
+    """The median of a side of alternating sessions, which have these times in ns."""
     return noise.median_of_group([Median(value, None, 1, 0) for value in values])
 
 
 def _quantile(row: Float64, share: float) -> float:
-    """NaN if nothing of it ran."""
+    """The quantile of the steps that ran; NaN if none did."""
     ran = row[~np.isnan(row)]
     return float(np.quantile(ran, share)) if len(ran) else np.nan
 

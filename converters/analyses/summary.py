@@ -48,7 +48,7 @@ Int64 = NDArray[np.int64]
 TOP_OPS, MOST_ROWS = 10, 100
 OWN_MARK = re.compile(rf"{WARM_UP}|run \d+")
 ALL_LAYERS = 12
-"""all layers are shown up to this number; with more, only the slowest, and what is outside"""
+"""all layers are shown up to this number; with more, only the slowest, and what is in none"""
 
 
 def compute_summary(session: Session, probe: Probe | None = None) -> list[Report]:
@@ -94,7 +94,7 @@ def _overview(session: Session, speed: list[list[Cell]]) -> Report:
     rows += [["machine", name] for name in machine_names(session)]
     recorded = not start.args.get("dialect")  # logs of other formats do not have it
     if recorded and not all(context.flash_attn for context in session.contexts.values()):
-        off = "off, as Llama() has it; Llama(flash_attn=True) and instr run turn it on"
+        off = "off, the default of Llama(); Llama(flash_attn=True) and instr run turn it on"
         rows.append(["flash attention", off])
     rows.append(["recorded", f"{start.time}, level {start.level}"])
     notes = []
@@ -178,7 +178,7 @@ def _time(account: Account) -> Report:
     rows, by_block = _block_rows(account, spent, "", (LAYERS, *BESIDE))
     notes = ["The rest is inputs, readback and llama.cpp's own bookkeeping."]
     if any(by_block["between ops"].values()):
-        notes.insert(0, "Between ops, thread 0 waits until the other threads have ended theirs.")
+        notes.insert(0, "Between ops, thread 0 waits until the other threads have finished theirs.")
     if any(any(by_block[part].values()) for part in ON_DEVICES):
         notes.append(
             "Submission: thread 0 gives a device its parts. Device waits: it copies their inputs,"
@@ -194,7 +194,7 @@ def _block_rows(
     account: Account, spent: dict[str, defaultdict[str, int]], device: str, others: Sequence[str]
 ) -> tuple[list[list[Cell]], dict[str, dict[str, int]]]:
     """A row for each block of a device's kernels, or thread 0's, and for the `others` in `spent`;
-    and the same by row and phase, also what took no time."""
+    and the same by row and phase, including what took no time."""
     for place, ns in account.by_place()[0].items():
         if place.block and place.device == device:
             spent[place.phase][place.block] += ns
@@ -230,7 +230,7 @@ def _devices(account: Account) -> Iterator[Report]:
         spent: dict[str, defaultdict[str, int]] = {of: defaultdict(int) for of in account.phases}
         blocks += [[device, *row] for row in _block_rows(account, spent, device, ())[0]]
     columns = [*header("Device"), *_phase_columns("Block", account)]
-    about = ["Shares are of the time of the steps, whose account is above."]
+    about = ["Shares are of the steps' time, which a table above accounts for."]
     yield Report("Where the time of devices went", columns, blocks, about * bool(blocks), labels=2)
 
 
@@ -341,7 +341,7 @@ def compute_marks(session: Session) -> Report:
     """One row for each name of a mark (`record().mark`), in the order in which they first began; no
     rows if the application made no marks.
 
-    Columns: how often it began; of those that ended the total, mean, median and longest time (ns,
+    Columns: how often it began; for those that ended, the total, mean, median and longest time (ns,
     of the clock); steps that began inside on the same thread, also if they failed, with their time
     (ns) and tokens. A step inside two marks counts in both. An instant has no times.
     """
@@ -367,7 +367,7 @@ def compute_marks(session: Session) -> Report:
 
 
 def _inside(marks: Table, steps: Table) -> Int64:
-    """For each mark the number, the time and the tokens of the steps that began in it."""
+    """For each mark, the number, the time and the tokens of the steps that began in it."""
     found = np.zeros((len(marks), 3), np.int64)
     for thread in np.unique(marks["thread"]):
         of_marks = np.flatnonzero(marks["thread"] == thread)
@@ -418,7 +418,7 @@ def _memory(session: Session) -> Report:
 
 
 def _fullest(session: Session, ctx: int) -> dict[int, tuple[int, int, int]]:
-    """Bytes and cells in use, and all cells, of each cache of a context, when most was in use."""
+    """Bytes and cells in use, and all cells, of each cache of a context, when use was greatest."""
     now: dict[int, tuple[int, int, int]] = {}
     most, fullest = [-1, -1], now
     kv = session.kv.rows(session.kv["ctx"] == ctx)
@@ -444,7 +444,7 @@ def _recorder(session: Session, machine: Machine | None) -> Report:
         f" {counted(end.dropped, 'event')} and {counted(end.dropped_ops, 'op')}."
     ]
     if machine is not None and machine.is_disturbed:
-        notes.append("Other work had the CPU meanwhile, which the clock counts as the recorder's.")
+        notes.append("Other work had the CPU meanwhile; the clock counts that as the recorder's.")
     figures: Figures = {
         "overhead": (end.overhead_ns, "ns"),
         "overhead, of decode": (share, "fraction"),

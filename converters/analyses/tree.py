@@ -1,6 +1,6 @@
 """Where the time, the bytes or the FLOPs of a session went: session, phase, layer, block, op.
 
-Invariant: the leaves add up to what `summary` and `stats` show of the same steps. Times are those
+Invariant: the leaves add up to what `summary` and `stats` show for the same steps. Times are those
 of thread 0, which takes part in each of its kernels; a device has a tree of its own.
 """
 
@@ -28,9 +28,9 @@ NO_LAYER = "outside of layers"
 def build_tree(session: Session, by: Measure = "time") -> Tree:
     """The tree of the steps that count, in the order of PHASES, layers and BLOCKS.
 
-    `time` also has what the steps did beside kernels, in one leaf each per phase; without ops in
-    the log, layers are leaves. `bytes` are read and written at least once, `flops` as `ops.flops`
-    counts them. Raises UsageError if `by` needs ops and the log's level has none.
+    `time` also has what the steps did besides kernels, one leaf for each part and phase; without
+    ops in the log, layers are leaves. `bytes` are read and written at least once, `flops` as
+    `ops.flops` counts them. Raises UsageError if `by` needs ops and the log's level has none.
     """
     if by != "time" and session.start.level == "minimal":
         raise UsageError(

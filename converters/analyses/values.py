@@ -31,7 +31,7 @@ MOST_TEXT = 24
 MOST_MAPS = 8
 MOST_COLUMNS = 2000
 """columns of a map; later computes are not drawn"""
-AXIS = "token that was computed; a prompt's are one column for each ubatch"
+AXIS = "token computed; a prompt has one column for each ubatch"
 
 _LAYER = re.compile(r"-\d+$")
 
@@ -122,8 +122,8 @@ def compute_values(session: Session) -> Report:
 
 
 # --- the tokens of a compute ---
-# A decode computes the token that the step before it sampled. The log does not have the ids of a
-# prompt's tokens, so prompts are known by their position and length alone.
+# A decode computes the token that the previous step sampled. The log lacks the ids of a prompt's
+# tokens, so prompts are known by their position and length alone.
 
 
 class Piece(NamedTuple):
@@ -227,7 +227,7 @@ class Alike:
     tokens: dict[int, Computed]
     """of the computes of A"""
     parted: list[str]
-    """a sentence on each request whose tokens differ from somewhere on"""
+    """a sentence on each request whose tokens differ from some position on"""
 
 
 def same_tokens(a: Session, b: Session) -> Alike:
@@ -251,7 +251,7 @@ def same_tokens(a: Session, b: Session) -> Alike:
 def _before(
     computes: dict[int, Computed], until: list[int]
 ) -> Iterator[tuple[int, tuple[Piece, ...]]]:
-    """The computes of requests that end before these part, with what they worked on."""
+    """The computes that end before their requests part, with what they worked on."""
     for compute, of in computes.items():
         if of.pieces and all(
             0 <= piece.request < len(until) and 0 <= piece.pos <= until[piece.request] - piece.n
@@ -285,7 +285,7 @@ def _until(
         while (a := ids_a.get((n, pos))) and (b := ids_b.get((n, pos))):
             if a.id != b.id:
                 texts = f"A has “{a.text}”, B “{b.text}”"
-                parted.append(f"{of}From position {pos} on the tokens differ: {texts}.")
+                parted.append(f"{of}From position {pos} on, the tokens differ: {texts}.")
                 break
             pos += 1
         until.append(pos)
@@ -397,8 +397,8 @@ def _by_token(of_a: Values, of_b: Values, alike: Alike) -> Report:
         "position", "token", ("number", "largest shift"), *NAMES, ("ratio", "std B / A, median")
     )
     notes = [
-        "A row is a compute of the same tokens in both. A prompt is one, or one for each ubatch;"
-        " the last layer then computes only the tokens whose logits are asked for."
+        "A row is a compute of the same tokens in both. A prompt has one row, or one for each"
+        " ubatch; the last layer then computes only the tokens whose logits are requested."
     ]
     return Report("B against A, token by token", columns, rows, notes, labels=2)
 
@@ -426,7 +426,7 @@ def map_values(session: Session) -> list[Chart]:
 
 
 def map_shifts(a: Session, b: Session) -> list[Chart]:
-    """Like `map_values`, of the computes of the same tokens in both sessions, coloured by the
+    """Like `map_values`, for the computes of the same tokens in both sessions, coloured by the
     difference of the means in deviations of A, without its sign. Raises UsageError if the sessions
     read none of the same tensors."""
     of_a, of_b, alike = values_of_both(a, b)

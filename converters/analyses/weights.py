@@ -113,7 +113,7 @@ def each_tensor(stats: Sequence[WeightStats]) -> Report:
 
 
 def _excluded(non_finite: Sequence[tuple[str, int]]) -> list[str]:
-    """A sentence on elements that no figure has; `non_finite` has their number by tensor."""
+    """A sentence on elements that no figure includes; `non_finite` has their number by tensor."""
     names = [name for name, n in non_finite if n]
     n = counted(sum(n for _, n in non_finite), "NaN or infinite element")
     return [f"Excluded: {n}, in {first_names(names)}."] if names else []
@@ -157,12 +157,12 @@ def _outliers(stats: Sequence[WeightStats]) -> Report:
     n, m = _count([of.rows for of in stats]) or 0, _count([of.columns for of in stats]) or 0
     notes = [
         f"An outlier has a norm whose modified z-score, 0.6745·(norm - median)/MAD, is above "
-        f"{THRESHOLD} (Iglewicz and Hoaglin 1993); one in 4,300 channels of random weights has."
+        f"{THRESHOLD} (Iglewicz and Hoaglin 1993), as does one in 4,300 channels of random weights."
     ]
     if len(found) > MOST_CHANNELS:
-        notes.append(f"The {MOST_CHANNELS} with the largest norms in medians, of {n + m:,}.")
+        notes.append(f"The {MOST_CHANNELS} furthest above their median, of {n + m:,}.")
     elif not found:
-        notes.append("No channel is one.")
+        notes.append("No channel is an outlier.")
     return Report(
         "Outlier channels", columns, rows, notes, labels=3,
         figures={"outlier rows": (n, "count"), "outlier columns": (m, "count")},
@@ -272,7 +272,7 @@ def _sqnr(row: list[Cell]) -> float:
 
 def draw_errors(errors: Mapping[str, Sequence[WeightError]]) -> list[Chart]:
     """Charts of the errors of weights by model name: their SQNR by layer, with a line per model,
-    and the relative error of each model, 10^(-SQNR/20), over its bytes. Empty without
+    and the relative error of each model, 10^(-SQNR/20), over its bytes. Empty if there are no
     models."""
     if not errors:
         return []

@@ -1,7 +1,7 @@
 """The commands of llama.cpp's RPC backend as slices of a trace: on the client from sending to the
 reply, on a machine from their arrival until they were done.
 
-Invariant: slices of one connection and side do not overlap; a request and a reply are inside of
+Invariant: slices of one connection and side do not overlap; a request and a reply lie inside
 their command. A machine's times are on the client's clock, if its log was merged; otherwise there
 are none.
 """
@@ -27,19 +27,19 @@ class CallSlice(NamedTuple):
     """the endpoint, as the client's user named it; empty in a machine's own log"""
     name: str
     sent: Interval | None
-    """on the client: from when sending began until the reply was there, or all was sent"""
+    """on the client: from when sending began until the reply arrived, or everything was sent"""
     request: Interval | None
-    """the way to the machine, if that is known and ends earlier: viewers draw an arrow from the end
-    of a slice"""
+    """the transit to the machine, if that is known and ends earlier: viewers draw an arrow from the
+    end of a slice"""
     reply: Interval | None
-    """the way of the reply, if the machine's times are known"""
+    """the transit of the reply, if the machine's times are known"""
     served: Interval | None
     """on the machine"""
     args: dict[str, int]
 
     @property
     def ways(self) -> list[tuple[str, Interval]]:
-        """What is inside of a command on the client, in order, by name."""
+        """What is inside a command on the client, in order, with its name."""
         both = ("request", self.request), ("reply", self.reply)
         return [(name, of) for name, of in both if of is not None]
 
@@ -60,7 +60,7 @@ class Machines:
         return name if any(of.endpoint == name for of in self._connections.values()) else ""
 
     def about(self, machine: str) -> str:
-        """What a trace says of a machine."""
+        """What a trace says about a machine."""
         found = [of for of in self._connections.values() if of.endpoint == machine]
         cpu = next((of.host.cpu for of in found if of.host is not None), "")
         clock = "its log was not merged"
@@ -69,7 +69,7 @@ class Machines:
         return ", ".join(filter(None, [cpu, clock]))
 
     def slices(self, event: Rpc, selection: Selection) -> Iterator[CallSlice]:
-        """The commands that the selection has."""
+        """The selected commands."""
         of = self._connections[event.connection]
         columns = {name: at.tolist() for name, at in call_columns(event, of.side).items()}
         for values in zip(*columns.values(), strict=True):

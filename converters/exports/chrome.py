@@ -37,7 +37,7 @@ ORDER = (
 _MOST_LANES = 100_000
 """tracks of one name that are shown in their order"""
 _THOUSANDTHS = np.array([b"%03d" % i for i in range(1000)], object)
-"""the digits behind the point: to look them up is twice as fast as to format them"""
+"""the digits behind the point: looking them up is twice as fast as formatting them"""
 
 
 def write_chrome(
@@ -46,8 +46,8 @@ def write_chrome(
     options: traced.Options = traced.WHOLE,
     others: Sequence[EventReader] = (),
 ) -> int:
-    """Writes the log's session to `output`, `others` beside it as processes of their own; how many
-    events were left out (lenient). Several sessions begin where their wall clocks say.
+    """Writes the log's session to `output`, `others` beside it as processes of their own; returns
+    how many events were left out (lenient). Wall clocks place several sessions in time.
 
     Raises LogError, with the line, for an event that is not whole, unless `options.lenient`; and
     UsageError when nothing of a log was selected.
@@ -304,7 +304,7 @@ class _Writer(traced.TracedLog):
 
 
 class _Started:
-    """Gives the events of `reader`, once, from the first on."""
+    """Gives the events of `reader` once, from the first one."""
 
     def __init__(self, reader: EventReader) -> None:
         self._reader = reader
@@ -331,8 +331,8 @@ class _Started:
 
 
 class Track(NamedTuple):
-    """Numbers from 1: Perfetto takes track 0 for the process itself, and two tracks of one number
-    for one, whatever their processes."""
+    """Numbers from 1: Perfetto takes track 0 for the process itself, and two tracks with the same
+    number for one, whatever their processes."""
 
     pid: int
     tid: int

@@ -1,7 +1,7 @@
 """A log as lines again: selected events, or the flat form with one line for each op and layer.
 
-Invariant: streaming; a flat line needs no other line to be understood, whatever refers to a
-graph or a plan is resolved.
+Invariant: streaming; a flat line can be understood without any other line: references to graphs
+and plans are resolved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LineSelection:
     steps: tuple[int, int] | None = None
     """the first and the last, both included; lines that belong to no step are then left out"""
     layers: tuple[int, int] | None = None
-    """the same of layers; lines of none are then left out"""
+    """the same for layers; lines without a layer are then left out"""
 
     def has(self, name: str, step: int, layer: object) -> bool:
         return (
@@ -60,7 +60,7 @@ def select_lines(reader: EventReader, selection: LineSelection) -> Iterator[byte
     check_names(selection.events, EVENT_NAMES)
     refs = Resolver()
     for line, event in reader:
-        refs.take(line, event)  # the line is printed as it is, also if it is not whole
+        refs.take(line, event)  # the line is printed as it is, even if it is not whole
         if selection.has(
             schema.event_name(event), refs.step_of(event), getattr(event, "layer", None)
         ):
@@ -103,7 +103,7 @@ _STEERING = re.compile(
 
 
 def _line(event: schema.Event | FlatLine) -> bytes:
-    """A line of JSON that may be printed: the same text, with more of it as `\\u009b`."""
+    """A line of JSON that is safe to print: the same text, with more escapes such as `\\u009b`."""
     line = _encode(event)
     if _STEERING.search(line):
         line = _STEERING.sub(lambda found: b"\\u%04x" % ord(found[0].decode()), line)

@@ -12,8 +12,8 @@ LONGEST_HOST = 200
 
 
 def id_of(start: object, name: str) -> str:
-    """The id of a log by its first event; of a later part of a rotated one, with its number. Logs
-    of other formats have none, so their names tell them apart."""
+    """The id of a log by its first event; that of a later part of a rotated log has the part's
+    number. Logs of other formats have none, so their names tell them apart."""
     if not isinstance(start, SessionStart) or not re.fullmatch("[0-9A-Za-z]{1,64}", start.id):
         return hashlib.sha256(name.encode()).hexdigest()[:16]
     return start.id if start.part == 1 else f"{start.id}-{start.part}"

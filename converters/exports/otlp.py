@@ -6,7 +6,7 @@ what these lack begins with `llamacpp_instr.`. Spans have no text of prompts and
 
 Invariant: a request is one span, from its arrival to its end; its children `queue`, `prefill` and
 `decode` follow each other without a gap. One that left the queue has only the first. Ids are made
-of the session and the request, so a span that is sent twice is the same span.
+from the session and the request, so a span that is sent twice is the same span.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Attributes = dict[str, str | int | float | bool | Sequence[str]]
 
 
 class SessionSpans:
-    """Makes the spans of the requests of one session; `processor` gets each that has ended.
+    """Makes the spans of the requests of one session; `processor` gets each one when it ends.
 
     OpenTelemetry's variables of the environment change attributes of the resource, what is sampled
     (`OTEL_TRACES_SAMPLER`; by default what the client samples), and how many events a span has.
@@ -80,7 +80,7 @@ class SessionSpans:
         self._tracer = provider.get_tracer("llamacpp_instr")
 
     def make(self, request: Request, steps: Table, waits: Waits, model: str) -> bool:
-        """Make the spans of a request, whose steps are rows of `steps`; whether it is sampled."""
+        """Make the spans of a request, whose steps are rows of `steps`; return if it is sampled."""
         start, served = self._start, request.served
         self._ids.seed(f"{start.id} {start.wall} {request.ctx} {request.seq} {request.begin}")
         parent = {"traceparent": served.traceparent} if served else {}
@@ -121,7 +121,7 @@ class SessionSpans:
 
     def _add_steps(self, span: Span, steps: Table) -> None:
         """Add each step as an event. A span keeps the latest events that it is given and counts the
-        others, so of too many the shortest come first."""
+        others, so if there are too many, the shortest come first."""
         span.set_attribute("llamacpp_instr.steps", len(steps))
         dur = steps["end"] - steps["begin"]
         n_over = max(len(steps) - (self._most or len(steps)), 0)
@@ -190,7 +190,7 @@ def _usage(request: Request) -> Attributes:
 
 
 def _own(request: Request, waits: Waits) -> Attributes:
-    """What they have no words for: what its time went to, and where it ran."""
+    """What they have no words for: where its time went, and where it ran."""
     found: Attributes = {
         f"llamacpp_instr.wait.{name}_ns": ns for name, ns in waits._asdict().items()
     }
@@ -231,7 +231,7 @@ def export_sessions(
     sessions: Sequence[Session], deliver: Deliver, on_progress: OnProgress
 ) -> tuple[int, int]:
     """Deliver the spans of all requests, BATCH at a time. Returns the number of requests, and of
-    those that are sampled, which alone have spans. `on_progress` gets requests."""
+    those that are sampled: only these have spans. `on_progress` gets requests."""
     found = []
     for session in sessions:
         steps, requests = find_requests(session)
@@ -311,7 +311,7 @@ class Collector:
             raise InstrError(f"{self.url} takes no spans: {self._reason.text or 'no answer'}")
 
     def close(self) -> None:
-        """Ends also a `deliver` of another thread."""
+        """Also ends a `deliver` of another thread."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
         logging.getLogger("opentelemetry").removeHandler(self._reason)
 
@@ -337,8 +337,8 @@ LAST_S = 2.0
 @contextmanager
 def sending(endpoint: str, warn: Callable[[str], object]) -> Iterator[Callable[[Resolver], Ended]]:
     """Sends requests that end to a collector, in a thread of its own; the block gets the function
-    that makes a sender for the log of a resolver. `warn` gets one line when the collector takes no
-    spans for the first time: these are lost, later ones are sent. Raises what `Collector` raises.
+    that makes a sender for the log of a resolver. `warn` gets one line when the collector first
+    takes no spans: these are lost, later ones are sent. Raises what `Collector` raises.
     """
     collector = Collector(endpoint)
     processor = BatchSpanProcessor(_OneWarning(collector, warn))

@@ -110,8 +110,8 @@ def stream_runs(
     lenient: bool = False,
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yields the tables of each run as `stream_tables` does, one run after the other. The rows of
-    several have a first column `log` with the run's name: ids, such as those of steps, count anew
-    in each. `on_end` is called after each. Raises like `stream_tables`."""
+    several runs have a first column `log` with the run's name, because ids, such as those of steps,
+    start again in each. `on_end` is called after each. Raises like `stream_tables`."""
     for run in runs:
         ends: list[LogEnd] = []
         for name, frame in stream_tables(run, on_progress, ends.append, lenient):
@@ -124,5 +124,5 @@ def stream_runs(
 
 
 def unit_of(table: str, column: str) -> str | None:
-    """The unit of a column, None for a name, a word and a count."""
+    """The unit of a column, None for a name, a word or a count."""
     return _OF_TABLE.get((table, column), _ANYWHERE.get(column))

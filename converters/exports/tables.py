@@ -49,18 +49,18 @@ class Tables:
     """The tables of one log. Columns of repeated text are categorical. What the log's level does
     not record is empty: `ops` and `nodes` at `minimal`, the column `wait` below `verbose`.
 
-    sessions: One row for the log: id (that of a fleet's logs, too), host (a name made of the next),
-        models, cpu, os, level, build, llama_cpp (commit), cores, memory [bytes], perturbed, wall
-        (UTC) and begin [ns], which are one moment: wall + (t - begin) is the wall-clock time of any
-        t.
+    sessions: One row for the log: id (the same in a fleet's tables), host (a name made from
+        cpu, cores and memory), models, cpu, os, level, build, llama_cpp (commit), cores, memory
+        [bytes], perturbed, wall (UTC) and begin [ns], which are the same moment: wall + (t - begin)
+        is the wall-clock time of any t.
     steps: One row for each decode or encode that ended: step, ctx, phase (prefill, decode, encode),
         n_tokens, n_outputs, n_seqs, pos (-1: llama.cpp chose), thread (the operating system's),
         begin, end, dur [ns], status (0: success), n_ubatch, n_reused, prepare, readback, recorder
         [ns], minflt, majflt, tokens_per_s, disturbed (the step lies in an interval in which the
-        machine took more than 5 % of the process's time; false also if that is not in the log).
+        machine took more than 5 % of the process's time; also false if that is not in the log).
     requests: One row for each request, as `instr requests` numbers them: request, ctx, sequence,
         name (of its mark), arrival (missing without a mark), begin (of its first step), first_token
-        (when it was there; missing without tokens), end, queued (from its arrival to begin)
+        (when it was ready; missing without tokens), end, queued (from its arrival to begin)
         [ns], prompt (tokens computed), reused (tokens from the cache), output (tokens). Failed
         steps and those of warm-up runs serve no request.
     layers: One row for each run of kernels of one layer, on thread 0: compute, step, phase, layer

@@ -1,5 +1,5 @@
-"""Where the elements of each tensor of a graph lie: in which tensor of its own, and with which
-strides; and what a view selects, as steps that standard operators know.
+"""Where the elements of each tensor of a graph lie: in which tensor with memory of its own, and
+with which strides; and what a view selects, as steps that standard operators know.
 
 A view names elements of a contiguous tensor by an offset and strides. Where each stride is a
 multiple of the next, the base can be reshaped so that the view is a slice of each dimension. Any
@@ -108,8 +108,8 @@ class Tensors:
         return found
 
     def place(self, tensor: int) -> Place:
-        """Where a tensor's elements lie. What writes to another tensor (CPY, SET_ROWS) lies
-        there."""
+        """Where a tensor's elements lie: those of a node that writes to another tensor (CPY,
+        SET_ROWS) lie in that one."""
         base, offset = self._base(tensor)
         type_ = self._stored(base)
         # a block of a quantized type has one stride, and its elements follow each other

@@ -2,9 +2,9 @@
 
 Invariant: times are microseconds since the session began, with all three decimals. The kernels of
 device 0 are those of thread 0, which takes part in every kernel of the CPU, so those of a context
-do not overlap. A device that computes behind it is one more: its kernels were launched when their
-split was submitted, and those of a stream do not overlap. What the kernels of a plan have in common
-is encoded once.
+do not overlap. A device that computes behind it has a number of its own: its kernels were launched
+when their split was submitted, and those of a stream do not overlap. What the kernels of a plan
+have in common is encoded once.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ def write_torch(
     options: Options = WHOLE,
     take: Callable[[int], object] = int,
 ) -> int:
-    """Writes both files into `folder`, the steps selected; how many events were left out (lenient).
-    Raises LogError, with the line, for an event that is not whole, unless `options.lenient`;
-    UsageError if no step was selected. `take` is called with the numbers of bytes, before
-    compression."""
+    """Writes both files into `folder`, for the selected steps; returns how many events were left
+    out (lenient). Raises LogError, with the line, for an event that is not whole, unless
+    `options.lenient`; UsageError if no step was selected. `take` is called with the numbers of
+    bytes, before compression."""
     return _Writer(reader, folder, replace(options, threads=False), take).run()
 
 
@@ -257,7 +257,7 @@ class Scalars:
     """An event file that is being written."""
 
     def __init__(self, path: Path, wall: int) -> None:
-        """`wall` is the session's begin in ns since 1970."""
+        """`wall` is the session's start in ns since 1970."""
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.record_writer import RecordWriter
@@ -267,7 +267,7 @@ class Scalars:
         self._write(Event(wall_time=wall / 1e9, file_version="brain.Event:2"))
 
     def add(self, name: str, value: float, step: int, t: int) -> None:
-        """A value at `t` ns after the session's begin."""
+        """A value at `t` ns after the session's start."""
         summary = self._summary(value=[self._summary.Value(tag=name, simple_value=value)])
         self._write(self._event(wall_time=(self._wall + t) / 1e9, step=step, summary=summary))
 
@@ -325,7 +325,7 @@ class KernelText:
         self._text = b"".join(parts[:-1])
 
     def fill(self, host: Times, device: Times, first_id: int) -> bytes:
-        """The events of a compute, without a separator around them. Their ids count from
+        """The events of a compute, without a separator around them. Their ids start at
         `first_id`."""
         ids = np.arange(first_id, first_id + self.n)[:, None]
         launched, ran = (
@@ -337,5 +337,5 @@ class KernelText:
 
 
 def _text(value: Any) -> bytes:
-    """JSON whose percent signs are those of a template."""
+    """JSON with its percent signs escaped for a template."""
     return orjson.dumps(value).replace(b"%", b"%%")

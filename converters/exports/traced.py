@@ -1,4 +1,4 @@
-"""A log as every trace format shows it: one walk over its events, which calls what a format draws.
+"""A log as every trace format shows it: one walk over its events, which calls a format to draw.
 
 Invariant: the phases of a step come in the order of time, none overlaps the next, and none reaches
 beyond the step. What waits for its end is bounded.
@@ -59,14 +59,14 @@ class Options:
     threads: bool = True
     """a track for every thread of ggml, where the log has them"""
     flows: bool = False
-    """arrows from ops to those that read their results, from tokens to the steps that take them, in
-    a format that has flows"""
+    """arrows from ops to those that read their results, and from tokens to the steps that take
+    them, in a format that has flows"""
     gzip: bool = False
     lenient: bool = False
     """leave out events that are not whole (`log.resolve`), and count them"""
 
     def compressed(self, output: BinaryIO) -> AbstractContextManager[BinaryIO]:
-        """What is written to, for `output`."""
+        """The file to write to, for `output`."""
         if not self.gzip:
             return nullcontext(output)
         return cast(AbstractContextManager[BinaryIO], GzipFile("", "wb", 5, output, mtime=0))
@@ -104,9 +104,9 @@ class Span(NamedTuple):
     args: Args
     op: OpSlice | None = None
     amounts: Mapping[str, int] = MappingProxyType({})
-    """that it shows as they are, behind `args`"""
+    """shown as they are, after `args`"""
     rates: Mapping[str, int] = MappingProxyType({})
-    """that it shows divided by its time, behind those"""
+    """shown divided by the slice's time, after those"""
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,13 @@ class TracedPlan:
 class RequestSlice:
     """A request that has ended, from its arrival to its end, in ns.
 
-    If the arrival is unknown, it begins 1 ns before its first step: of what begins together,
-    trace_processor takes that first which comes first in the file, and a flow has to leave before
-    it arrives.
+    If the arrival is unknown, it begins 1 ns before its first step: trace_processor takes events
+    of the same time in the order of the file, and a flow has to leave before it arrives.
     """
 
     request: Request
     name: str
-    """an application's, and perhaps another one for each request"""
+    """given by the application, and perhaps different for each request"""
     begin: int
     end: int
     lane: int
@@ -165,7 +164,7 @@ class DeviceRun:
 
 class RequestLanes:
     """Makes the slices of requests that have ended. Requests of one sequence overlap while one
-    waits for the end of another. So each sequence has lanes."""
+    waits for another to end. So each sequence has lanes."""
 
     def __init__(self) -> None:
         self._lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
@@ -173,7 +172,7 @@ class RequestLanes:
         self._n_lanes = 0
 
     def slice(self, request: Request) -> RequestSlice:
-        """The slice of a request, in a lane that is free then."""
+        """The slice of a request, in a lane that is free at that time."""
         args = {
             "context": request.ctx,
             "sequence": request.seq,
@@ -207,8 +206,8 @@ class RequestLanes:
 
 class TracedLog:
     """Walks over a log. A format derives from it and overrides functions `draw_...`, which are
-    called for what the selection has and draw nothing by themselves; `take_EVENT` takes every event
-    of that name, also one of a format's own."""
+    called for what is selected and draw nothing on their own; `take_EVENT` takes every event of
+    that name, also if only the format defines it."""
 
     of_no_step: tuple[type[schema.Event], ...] = (
         schema.Memory, schema.Machine, schema.Mark, schema.Note, schema.Message,
@@ -238,11 +237,11 @@ class TracedLog:
         self._open: dict[int, OpenStep] = {}
         self._of_plan: WeakKeyDictionary[KnownPlan, TracedPlan] = WeakKeyDictionary()
         self._plans: dict[bytes, TracedPlan] = {}
-        """by the digest of what it is made of: each run of a prompt builds the same graphs again"""
+        """by the digest of its contents: each run of a prompt builds the same graphs again"""
 
     def walk(self) -> int:
-        """Takes all events; how many were left out. What has not ended then ends with
-        the log, except marks (`end_marks`)."""
+        """Takes all events; returns how many were left out. What has not ended then ends with the
+        log, except marks (`end_marks`)."""
         unwanted = () if self.whole else self.of_no_step
         takers = {
             event: getattr(self, name)
@@ -262,7 +261,7 @@ class TracedLog:
     # --- what a format draws ---
 
     def draw_step(self, step: OpenStep, end: schema.StepEnd | None, t: int) -> None:
-        """A step until `t`; without `end` if the log ended before."""
+        """A step until `t`; without `end` if the log ended first."""
 
     def draw_phases(self, ctx: int, phases: Sequence[Phase], args: Args) -> None:
         """One phase before or after the computes of a step, or all of a compute. The last has the
@@ -289,7 +288,7 @@ class TracedLog:
         """A request that has ended."""
 
     def draw_mark(self, mark: schema.Mark, lane: int, t: int | None) -> None:
-        """An instant, what begins a span, or, at `t`, what ends it; spans of one lane do not
+        """An instant, the start of a span, or, at `t`, its end; spans of one lane do not
         overlap."""
 
     def draw_sync(self, sync: schema.Sync) -> None:
@@ -322,7 +321,7 @@ class TracedLog:
             self._latest.add(known.event.ctx, (step, end), max(end.t, known.event.t))
 
     def take_compute(self, compute: schema.Compute) -> None:
-        """If the step of a compute is open, the compute is drawn when that is drawn."""
+        """If the step of a compute is open, the compute is drawn with it."""
         start = compute.t + compute.start
         self._computed = max(self._computed, start + compute.dur)
         self._flush_layers(compute.ctx)
@@ -340,7 +339,7 @@ class TracedLog:
             self._draw_computes(step)
 
     def of_devices(self, memory: schema.Memory) -> dict[str, int]:
-        """What the contexts hold of each device now, and what it has free, by the name of a counter
+        """What the contexts hold on each device now, and what it has free, by the name of a counter
         in bytes."""
         self.memory.take(memory, self.refs.context.event.model)
         held = {f"{device} in use": n for device, n in self.memory.on_devices.items()}
@@ -391,7 +390,7 @@ class TracedLog:
             self.draw_split(compute.ctx, of)
 
     def _take_run(self, ops: schema.Ops) -> None:
-        """A run begins a lane unless the one before it has ended: two queues overlap."""
+        """A run takes a lane whose last run has ended, or a new one: two queues overlap."""
         known, device = self.refs.compute, self.refs.devices.get(ops.device)
         ctx = known.event.ctx
         if not ops.dur or not self.selection.has_step(known.event.step):

@@ -1,1 +1,1 @@
-"""Many logs as one data set of Parquet files, and questions about it in SQL."""
+"""Many logs as one data set of Parquet files, and SQL queries about it."""

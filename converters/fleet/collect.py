@@ -1,7 +1,7 @@
-"""Puts logs into a data set, each once; logs that have grown replace what was there of them.
+"""Puts logs into a data set, each once; logs that have grown replace their earlier state.
 
 Logs come from files, folders, globs, and object stores that fsspec knows. The workers of a Dask
-scheduler may take them, which see the same files under the same names.
+scheduler may take them; they must see the same files under the same names.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Source:
 
     @contextmanager
     def local(self) -> Iterator[Path]:
-        """The file on this machine; an object is copied for the time of the block. Raises
+        """The file on this machine; an object is copied for the duration of the block. Raises
         LogError if that fails."""
         if "://" not in self.name:
             yield Path(self.name)
@@ -60,15 +60,15 @@ class Source:
             system, inner = _opened(self.name)
             try:
                 system.get_file(inner, str(path))
-            except Exception as error:  # every store has its own
+            except Exception as error:  # every store has errors of its own
                 raise LogError(f"cannot be fetched: {reason(error)}", self.name) from None
             yield path
 
 
 def find_sources(names: Sequence[str]) -> list[Source]:
     """The files that the names mean, each once, in order: files, all logs in folders and below
-    them (.log, .ndjson, .jsonl, also .gz and .zst), globs (**, *, ?), and the same of URLs. Raises
-    UsageError for a name that means no file."""
+    them (.log, .ndjson, .jsonl, also .gz and .zst), globs (**, *, ?), and the same for URLs. Raises
+    UsageError for a name that matches no file."""
     found: dict[str, Source] = {}
     for name in names:
         matched = list(_remote(name) if "://" in name else _local(name))
@@ -103,7 +103,7 @@ def _remote(name: str) -> Iterator[Source]:
             details = [of for of in details if of["name"].endswith(SUFFIXES)]
         else:
             details = [system.info(inner)] if system.exists(inner) else []
-    except Exception as error:  # every store has its own
+    except Exception as error:  # every store has errors of its own
         raise UsageError(f"{name}: {reason(error)}") from None
     for of in sorted(details, key=lambda of: str(of["name"])):
         if of["type"] == "file":
@@ -155,7 +155,7 @@ class Taken:
     source: str
     fate: Fate
     message: str = ""
-    """of a damaged log, what is wrong; of others, what a reader should know"""
+    """for a damaged log, what is wrong; for others, what a reader should know"""
     kernels: int = 0
 
 
@@ -171,12 +171,12 @@ def collect(
     on_progress: OnProgress,
     spread: Spread = map,
 ) -> Iterator[Taken]:
-    """Takes every source that is new or has changed; yields what became of each. `on_progress` gets
+    """Takes every source that is new or has changed; yields the result for each. `on_progress` gets
     sources done and in total. Raises UsageError for a host whose name no folder can have, and if
     `dataset` is something else; InstrError if it cannot be written."""
     if host is not None and not 0 < len(quote(host, safe="")) <= LONGEST_HOST:
         raise UsageError(
-            f"--host {host}: give a name of 1 to {LONGEST_HOST} bytes, as a URL has it"
+            f"--host {host}: give a name of 1 to {LONGEST_HOST} bytes, encoded as in a URL"
         )
     open_dataset(dataset)
     with only_writer(dataset):

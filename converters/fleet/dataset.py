@@ -2,11 +2,11 @@
 
 Invariant: a log is in the data set if and only if its file in `logs` is there, which is written
 last and removed first. A file has its name only when it is complete; a name that begins with `.`
-or `_` does not belong to the data set; Spark and Hive skip such files, too.
+or `_` does not belong to the data set; Spark and Hive also skip such files.
 
 The durations of ops are in buckets whose limits grow by a fixed ratio, so that many logs add up in
 few rows. Every duration of a bucket is within RELATIVE_ERROR of its middle, so a percentile of
-counted durations is, too (Masson, Rim and Lee, DDSketch, VLDB 2019).
+counted durations is equally exact (Masson, Rim and Lee, DDSketch, VLDB 2019).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 FORMAT = "llamacpp-instr fleet 2"
 _TIME = "timestamp"
-"""of UTC, in µs: not every engine reads ns"""
+"""in UTC and µs: not every engine reads ns"""
 _COLUMNS: dict[str, dict[str, str]] = {
     "logs": {
         "log": "text", "source": "text", "size": "int", "version": "text", "part": "int",
@@ -161,7 +161,7 @@ class LogFiles:
         return ours <= theirs or theirs <= ours
 
     def place(self, place: Place, replaced: Place | None) -> None:
-        """Gives the files their names. Those of an earlier state of the log vanish."""
+        """Gives the files their names. Those of an earlier state of the log are removed."""
         self._close()
         if replaced is not None:
             remove(self._dataset, replaced)
@@ -191,7 +191,7 @@ def _steps(path: Path | None) -> set[tuple[Any, ...]]:
 
 
 def _read(path: Path, names: list[str]) -> pa.Table:
-    """Columns of a file. Raises InstrError for one that is damaged, or not ours."""
+    """Columns of a file. Raises InstrError if it is damaged, or not ours."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -199,7 +199,7 @@ def _read(path: Path, names: list[str]) -> pa.Table:
         return pq.ParquetFile(path).read(columns=names).select(names)
     except (OSError, KeyError, ValueError, pa.ArrowException):
         raise InstrError(
-            f"{path}: damaged, or not of instr collect; remove it and collect again"
+            f"{path}: damaged, or not from instr collect; remove it and collect again"
         ) from None
 
 
@@ -233,7 +233,7 @@ def known_logs(dataset: Path, log: str = "*") -> dict[str, Known]:
 
 @contextlib.contextmanager
 def only_decider(dataset: Path) -> Iterator[None]:
-    """No other worker of the same collect decides meanwhile whether the data set has a log."""
+    """Meanwhile, no other worker of the same collect decides whether the data set has a log."""
     import fcntl
 
     with (dataset / "_format").open("r+") as file:
@@ -243,8 +243,8 @@ def only_decider(dataset: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_writer(dataset: Path) -> Iterator[None]:
-    """No other process collects into the data set meanwhile. Removes what a killed process left.
-    Raises UsageError if one does."""
+    """Meanwhile, no other process collects into the data set. Removes what a killed process left.
+    Raises UsageError if another one is collecting."""
     import fcntl
 
     with (dataset / "_lock").open("w") as file:

@@ -1,7 +1,7 @@
 """Questions about a data set: its tables in DuckDB, the usual queries by name, and their answers.
 
-The tables are `logs`, `steps`, `ops`, `requests`, and views upon them. `regressions` is no SQL
-alone: it has the noise rules of `instr diff`.
+The tables are `logs`, `steps`, `ops`, `requests`, and views of them. `regressions` is not SQL
+alone: it applies the noise rules of `instr diff`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 OF_LOGS = ("build", "llama_cpp", "level", "perturbed")
-"""columns of `logs` that the other tables have, too"""
+"""columns of `logs` that the other tables also have"""
 
 _VIEWS = {
     "hosts": """
@@ -61,10 +61,10 @@ _VIEWS = {
 
 
 def open_database(dataset: Path) -> DuckDBPyConnection:
-    """A connection whose tables are those of the data set, read from its files when they are asked
-    for. The macro `middle_ns` gives, for a bucket, a duration in ns from which those of the bucket
-    deviate by RELATIVE_ERROR at most. Raises UsageError if `dataset` is not one, or if duckdb is
-    missing."""
+    """A connection whose tables are those of the data set, read from its files when they are
+    queried. The macro `middle_ns` gives, for a bucket, a duration in ns from which those of the
+    bucket deviate by at most RELATIVE_ERROR. Raises UsageError if `dataset` is not one, or if
+    duckdb is missing."""
     need("fleet", "duckdb")
     import duckdb
 
@@ -200,7 +200,7 @@ QUERIES: dict[str, Query] = {
         from of_host order by to_median desc""",
     ),
     "requests": Query(
-        "How long requests take: to the first token, between tokens, in all.",
+        "How long requests take: to the first token, between tokens, in total.",
         f"""select {GROUP}, count(*) as requests, median(first_token_ns) as first_token_p50_ns,
             quantile_cont(first_token_ns, 0.99) as first_token_p99_ns,
             median(between_tokens_ns) as between_tokens_p50_ns, median(ns) as p50_ns,
@@ -244,10 +244,10 @@ _OF_LOGS = """
 
 def regressions(connection: DuckDBPyConnection) -> Report:
     """One row for each host, model, number of threads, phase and op with two builds or more: the
-    latest build against the one before, by the time of their first logs. An empty op is the whole
+    latest build against the previous one, by the time of their first logs. An empty op is the whole
     step. Those that differ come first. Each log is a process, and its median is one sample: two
-    builds differ if the 95 % interval of the ratio excludes 1. The intervals of all rows hold at
-    once."""
+    builds differ if the 95 % interval of the ratio excludes 1. The intervals of all rows hold
+    simultaneously."""
     _, order = ask(connection, "select build, min(time) from logs group by build order by 2")
     age = {build: i for i, (build, _) in enumerate(order)}
     _, rows = ask(connection, _OF_LOGS)
@@ -294,7 +294,7 @@ NUMBERS = ("BIGINT", "INTEGER", "HUGEINT", "UBIGINT", "SMALLINT", "TINYINT", "DO
 
 def answer(connection: DuckDBPyConnection, question: str) -> Report:
     """The rows of a named query or of SQL. A column whose name is `ns` or ends in `_ns` is a time,
-    `share` is one of 1, and `_per_s` a rate. Raises UsageError for SQL that is wrong."""
+    `share` a fraction of 1, and `_per_s` a rate. Raises UsageError for SQL that is wrong."""
     if question == REGRESSIONS:
         return regressions(connection)
     known = QUERIES.get(question)

@@ -35,7 +35,7 @@ class LogRows:
     """How many of each there were; `kernels` also counts those of steps that do not count."""
 
     session: Session
-    """its steps and requests are whole, not its kernels (`JoinedParts`)"""
+    """with all steps and requests, but not all kernels (`JoinedParts`)"""
     steps: int
     failed: int
     warm_up: int
@@ -58,7 +58,7 @@ def write_rows(path: Path, log: str, write: Write, lenient: bool) -> LogRows:
     }
 
     def of_context(ctx: int, phase: str) -> Row:
-        """What every row of a context has."""
+        """What every row of a context contains."""
         context = session.contexts[ctx]
         threads = context.n_threads if phase == "decode" else context.n_threads_batch
         return {**of_contexts[ctx], "threads": threads}

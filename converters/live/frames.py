@@ -24,7 +24,7 @@ from llamacpp_instr.log.requests import COPY_OPS, OPEN
 RECENT = 100
 """how many of the latest requests the medians cover"""
 IDLE = SECOND
-"""after which a request that gets no token may be over: the application need not say so"""
+"""without a token, after which a request may be over: the application need not mark its end"""
 IDLE_TOKENS = 20
 """the same as a multiple of its time between tokens, if that is longer"""
 MOST_STEPS = 200
@@ -52,7 +52,7 @@ class Figures:
     reused: float | None
     """share of the tokens of prompts that were found in the cache"""
     cells: tuple[int, int] | None
-    """of all caches: used, and all"""
+    """of all caches: used, and in total"""
     rss: int
     """bytes that the process has in memory, 0 if unknown"""
     working: float | None
@@ -95,7 +95,7 @@ def is_active(lane: Lane, now: int) -> bool:
 
 
 def ended(state: LiveState) -> Iterator[Lane]:
-    """The requests that have ended, as far as the log shows: also all if nothing is computed."""
+    """The requests that have ended, as far as the log shows: all of them if nothing is computed."""
     latest = max((lane.request.end for lane in state.lanes), default=0)
     quiet = 0 if state.under_way else state.now - latest
     return (lane for lane in state.lanes if lane.over or quiet >= _patience(lane))
@@ -145,7 +145,7 @@ class FrameMaker:
         frame = _figures(state, catching_up)
         frame |= {"key": True, "frame": self.n}
         frame["seconds"] = list(map(_second, state.seconds))
-        # what the next frame has would be twice in a viewer
+        # a viewer would get what the next frame has twice
         n_new = state.n_steps - self._step
         frame["steps"] = list(map(_step, list(state.steps)[: len(state.steps) - n_new]))
         frame["messages"] = [list(m) for m in state.messages if m[0] < self._message]
@@ -163,7 +163,7 @@ class FrameMaker:
 
 
 def _devices(state: LiveState) -> Iterator[list[Any]]:
-    """The name of each device, the ns of its kernels, and the bytes that contexts hold, of all."""
+    """Each device's name, the ns of its kernels, the bytes that contexts hold, and its total."""
     in_use = state.in_use
     held = in_use.on_devices
     for name in sorted({*state.devices, *in_use.devices}):
@@ -238,7 +238,7 @@ def _slots(state: LiveState) -> list[int | None]:
 
 
 def _copies(state: LiveState) -> Json | None:
-    """A server's copies of prompts in RAM, and how often one moved; None if the log has no move."""
+    """A server's copies of prompts in RAM, and how often one moved; None if none moved."""
     of = state.copies
     if of is None:
         return None
@@ -247,8 +247,8 @@ def _copies(state: LiveState) -> Json | None:
 
 
 def glance(state: LiveState, catching_up: bool, rows: int, columns: int) -> Json:
-    """Of a key frame, what a terminal of that size can show: `rows` lanes, those of requests under
-    way first, and of them, of the seconds and of the messages the latest."""
+    """The part of a key frame that a terminal of that size can show: `rows` lanes, with requests
+    under way first, and the latest tokens, seconds and messages."""
     frame = _figures(state, catching_up)
     under_way = set(frame["active"])
     lanes = sorted(state.lanes, key=lambda lane: (lane.number not in under_way, -lane.number))

@@ -24,7 +24,7 @@ KEPT_TOKENS = 1000
 
 @dataclass(frozen=True)
 class Shown:
-    """A token: its text, when it was there and its probability."""
+    """A token: its text, when it was ready, and its probability."""
 
     index: int
     """counts the tokens of the lane"""
@@ -45,7 +45,7 @@ class Lane:
     n_times: int = 0
     """token times whose gaps were counted"""
     counted: bool = False
-    """whether the times of the request were"""
+    """whether the times of the request were counted"""
     over: bool = False
     """the application said so, or its sequence serves another request"""
     decode: codecs.IncrementalDecoder = field(
@@ -55,7 +55,7 @@ class Lane:
 
     @property
     def between(self) -> float | None:
-        """The mean time from a token to the next, in ns; None with less than two."""
+        """The mean time from a token to the next, in ns; None with fewer than two."""
         times = self.request.token_times
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
@@ -68,14 +68,14 @@ class Lane:
 Add = Callable[[int, int, str, int], None]
 """counts tokens: a time, a context, a kind and how many"""
 COMPUTED, CACHED, OUTPUT = "input_computed", "input_cached", "output"
-"""kinds of tokens: of prompts, that were computed or found in the cache, and sampled ones"""
+"""kinds of tokens: those of prompts, computed or found in the cache, and sampled ones"""
 
 
 class LiveLanes:
     """The lanes of a session, from its steps, tokens and marks in the order in which they end.
 
-    `add` gets what only a request tells: tokens of its prompt from the cache, and output tokens of
-    an application that samples by itself. `model_of` names the model of a context.
+    `add` gets what only a request shows: tokens of its prompt from the cache, and output tokens of
+    an application that does its own sampling. `model_of` names the model of a context.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class LiveLanes:
         of = self._finder.token(token.ctx, token.seq, token.step, token.t, token.dur)
         self.silent.pop(token.ctx, None)
         if of is not None:
-            if id(of) not in self._lanes:  # it found its whole prompt
+            if id(of) not in self._lanes:  # its whole prompt was in the cache
                 self._add(token.t, token.ctx, CACHED, of.reused)
             lane = self._lane_of(of)
             lane.add(token)
@@ -171,7 +171,7 @@ class LiveLanes:
         return lane
 
     def _count_gaps(self, lane: Lane) -> int:
-        """Count the times between the tokens that are new; returns how many are."""
+        """Count the times between new tokens; returns the number of new tokens."""
         times, new = lane.request.token_times, len(lane.request.token_times) - lane.n_times
         model = self._model_of(lane.request.ctx)
         for i in range(max(lane.n_times, 1), len(times)):
@@ -188,7 +188,7 @@ class LiveLanes:
         self.count(lane)
 
     def _forget(self) -> None:
-        """The oldest lane, one that is over if there is one."""
+        """Forget the oldest lane, one that is over if there is one."""
         oldest = next((lane for lane in self._lanes.values() if lane.over), None)
         lane = oldest or next(iter(self._lanes.values()))
         self.count(lane)

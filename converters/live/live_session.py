@@ -24,13 +24,13 @@ from llamacpp_instr.log.runs import FollowedLog
 
 FRAME_S = 0.1
 QUIET_S = 1.0
-"""the same while nothing happens: times go on"""
+"""the same while nothing happens, because times still advance"""
 KEPT = 100
-"""frames, which are those of ten seconds"""
+"""frames, those of ten seconds"""
 
 T = TypeVar("T")
 EndedIn: TypeAlias = Callable[[Resolver], Ended]
-"""makes what gets the requests that end in the log of a resolver"""
+"""makes the receiver of the requests that end in the log of a resolver"""
 
 
 class LiveSession:
@@ -68,7 +68,7 @@ class LiveSession:
         self._maker.start()
 
     def join(self) -> None:
-        """Wait until nothing is read any more; stop the log before."""
+        """Wait until reading has ended; stop the log first."""
         self._reader.join()
         self._maker.join()
 
@@ -95,13 +95,13 @@ class LiveSession:
 
     def is_behind(self, n: int) -> bool:
         """Whether a viewer whose last frame is the `n`-th needs a key frame: it has none (-1), the
-        one after it is not kept any more, or it is of another server."""
+        next one is no longer kept, or it came from another server."""
         with self._kept_lock:
             return not self._latest - len(self._kept) <= n <= self._latest
 
     def key_frame(self, after: int) -> tuple[int, bytes]:
-        """A frame that stands for all up to the last one, with its number; it has the number of
-        frames `lost` since that of a viewer."""
+        """A frame that stands for all up to the last one, with its number; `lost` in it is the
+        number of frames since that of a viewer."""
         with self._lock:
             self._update_idle()
             latest = self._frames.n

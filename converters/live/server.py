@@ -1,8 +1,8 @@
 """Serves the page of a live session, its frames over a WebSocket, its metrics for Prometheus, and
 ranges of its log in Perfetto's UI, as `instr view` does.
 
-Invariant: what shows text of the session lies under the random name of `serving`. It never writes,
-and nothing that it gets is run.
+Invariant: what shows text of the session lies under the random name of `serving`. The server never
+writes, and runs nothing that it gets.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CONVERT = "import sys; from llamacpp_instr.cli import main; main(sys.argv[1:])"
 class LiveServer(LoopbackServer):
     """A server of `session`, bound to a port of the loopback interface; 0 takes a free one.
 
-    `open_range` makes a trace of some seconds of the session, the first and the last, both
+    `open_range` makes a trace of some seconds of the session, from the first to the last, both
     included: it returns the address where it can be seen, or its file. Raises UsageError if the
     port is taken.
     """
@@ -125,7 +125,7 @@ class LiveServer(LoopbackServer):
         step = request.path_params["step"]
         found = await asyncio.to_thread(self._session.look, lambda state: step_details(state, step))
         if found is None:
-            return PlainTextResponse(f"step {step} is not kept any more", 404)
+            return PlainTextResponse(f"step {step} is no longer kept", 404)
         return JSONResponse(found)
 
     async def _perfetto(self, request: Request) -> Response:
@@ -141,7 +141,7 @@ class LiveServer(LoopbackServer):
         return RedirectResponse(found, 303)
 
     def _trace_of(self, first: int, last: int) -> str | Path:
-        with self._opening:  # one after the other: it takes a CPU
+        with self._opening:  # one at a time: it takes a CPU
             return self._open_range(first, last)
 
     async def _metrics(self, _request: Request) -> Response:
@@ -197,10 +197,10 @@ class RangeOpener(ExitStack):
             lambda state: (state.start, state.steps_between(first, last))
         )
         if start is None or steps is None:
-            raise UsageError(f"no step ended from second {first} to {last}, or it is not kept")
+            raise UsageError(f"no step ended from second {first} to {last}, or none is still kept")
         parts = self._log.parts_between(start.t + (first - 1) * 10**9, start.t + (last + 1) * 10**9)
         if not parts:
-            raise UsageError(f"{self._log.path}: the part of that time does not exist any more")
+            raise UsageError(f"{self._log.path}: the part with that time no longer exists")
         if self._folder is None:
             self._folder = self._files.enter_context(temporary_directory("instr-live-"))
         self._count += 1

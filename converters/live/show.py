@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.1
 _ENDS = ((0.5, signal.SIGINT), (5, signal.SIGKILL))
-"""what ends a page that has not ended after seconds: the first wait is for its last figures"""
+"""what ends a page that still runs after these seconds; the first wait is for its last figures"""
 
 
 def serve(log: str, port: int, show: Callable[[str], object], ended: EndedIn | None = None) -> None:
@@ -124,7 +124,7 @@ def watched(is_wanted: bool, find_log: Callable[[], Path | None]) -> Iterator[No
             server.wait()
 
 
-# a session may be over before its page is there; signals of the thread that starts it are blocked
+# a session may be over before its page is ready; signals of the thread that starts it are blocked
 _SERVE = """
 import contextlib, signal, sys
 with contextlib.suppress(KeyboardInterrupt):

@@ -135,7 +135,7 @@ class Second:
     """time in which threads waited for a CPU"""
     cpu: int = 0
     step: int = -1
-    """the latest that ended in it or before"""
+    """the latest step that ended in it or before it"""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Cache:
 
 @dataclass
 class Threads:
-    """What the threads of the latest compute did, in ns of each thread, where the log has it."""
+    """What the threads of the latest compute did, in ns of each thread, if the log has it."""
 
     working: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
@@ -202,12 +202,12 @@ class LiveState:
         self.start: SessionStart | None = None
         self.end: SessionEnd | None = None
         self.is_over = False
-        """whether nothing follows any more"""
+        """whether nothing more follows"""
         self._open: WeakKeyDictionary[KnownStep, _Kept] = WeakKeyDictionary()
         self.latest = 0
         """the largest `t` so far"""
         self.idle = 0
-        """how long ago the latest event came; 0 while the log is behind, and when it has ended"""
+        """how long ago the latest event came; 0 while catching up, and when the log has ended"""
         self.models: dict[int, Model] = {}
         self.contexts: dict[int, Context] = {}
         self.lanes = LiveLanes(self._add_tokens, self.model_of)
@@ -303,11 +303,11 @@ class LiveState:
         marks = (mark for _, mark in self.refs.open_marks.values())
         waits = [mark for mark in marks if mark.name == REQUEST and mark.mark not in self._taken]
         copies = (lane.request.arrival < 0 and not lane.over for lane in self.lanes.slots.values())
-        return waits[sum(copies) :]  # a copy of a prompt has its slot, and the log does not say so
+        return waits[sum(copies) :]  # a copy of a prompt has a slot, but the log does not say so
 
     @property
     def n_requests(self) -> int:
-        """That arrived, or began if their arrival is unknown."""
+        """The requests that arrived, or that began if their arrival is unknown."""
         return self.lanes.n_requests + self._n_left + len(self.queue)
 
     @property
@@ -329,7 +329,7 @@ class LiveState:
         return found
 
     def model_of(self, ctx: int) -> str:
-        """The name of the model of a context; without one, of `server`."""
+        """The name of the model of a context; if that is unknown, of `server`."""
         context = self.contexts.get(ctx) or self.server
         model = self.models.get(context.model) if context else None
         return (model.name or Path(model.path).name) if model else ""
@@ -367,7 +367,7 @@ class LiveState:
         if known is not None and known.event.dry:
             return
         self.contexts[context.ctx] = context
-        if len(self.contexts) > len(self.refs.contexts):  # the resolver forgets those of long ago
+        if len(self.contexts) > len(self.refs.contexts):  # the resolver forgets old ones
             for ctx in self.contexts.keys() - self.refs.contexts.keys():
                 for kept in (self.contexts, self.memory, self.threads, self.lanes.silent):
                     kept.pop(ctx, None)
@@ -522,7 +522,7 @@ class LiveState:
         self.lanes.token(token)
 
     def _add_tokens(self, t: int, ctx: int, kind: str, n: int) -> None:
-        """Count tokens of a kind that were there at `t`."""
+        """Count tokens of a kind that were ready at `t`."""
         self.tokens[self.model_of(ctx), kind] += n
         second = self._second(t)
         second.tokens += n * (kind == OUTPUT)

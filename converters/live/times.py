@@ -62,7 +62,7 @@ class Times:
 
 
 class RequestTimes:
-    """Of requests that have ended; labels are the model and the operation."""
+    """The times of requests that have ended; labels are the model and the operation."""
 
     def __init__(self) -> None:
         self.duration = Times(DURATION)

@@ -36,13 +36,13 @@ Json = dict[str, Any]
 SPARKS = "▁▂▃▄▅▆▇█"
 SHADES = " ░▒▓█"
 FIGURE, MOST_COLUMNS = 40, 3
-"""cells of a figure, at least, and figures in a line, at most"""
+"""the minimum of cells of a figure, and the maximum of figures in a line"""
 LABEL, VALUE = 13, 14
 NAME = 14
 MOST_MESSAGES = 3
 ENDED = {
     "closed": "the session has ended",
-    "not closed": "the program ended and did not close the log",
+    "not closed": "the program ended without closing the log",
 }
 LONG = 10**9
 """ns, after which a step under way is named"""
@@ -88,7 +88,7 @@ def _heading(frame: Json, width: int, paused: bool) -> Text:
     name = Text(printable(" ".join(models[-1][1:3])) if models else "instr live", STRONG)
     name.truncate(width // 3, overflow="ellipsis")
     over = frame["over"]
-    doing = "reading what is there …" if frame["late"] else "recording"
+    doing = "catching up with the log …" if frame["late"] else "recording"
     parts = [
         *(["PAUSED"] if paused else []),
         ENDED.get(over, f"reading stopped: {printable(over)}") if over else doing,
@@ -104,7 +104,7 @@ def _heading(frame: Json, width: int, paused: bool) -> Text:
 
 
 def _figures(frame: Json, width: int) -> Iterator[Text]:
-    """Label, value and the latest seconds, one each character."""
+    """Label, value and the latest seconds, one per character."""
     cells, machine = frame["cells"], frame["machine"]
     used = machine["cpu"] / max(machine["dur"], 1) if machine else 0
     cpus = f"{used:.{2 if used < 1 else 1}f} of {machine['cpus']}" if machine else "-"
@@ -206,7 +206,7 @@ def _lanes(frame: Json, width: int, height: int) -> Iterator[Text]:
 
 
 def _tail(tokens: list[Any], width: int, usual: float, dim: bool) -> Text:
-    """The end of a text; a token has a background the stronger the later it came."""
+    """The end of a text; the later a token came, the stronger its background."""
     pieces: list[tuple[str, Style]] = []
     room = width
     for i in range(len(tokens) - 1, -1, -1):
@@ -272,7 +272,7 @@ def _cell(value: float, share: float, width: int) -> Text:
 
 
 def _background(share: float) -> Style:
-    """From hardly visible to a strong orange, with letters that can be read on it."""
+    """From hardly visible to a strong orange, with letters that stay readable."""
     low, high = (40, 34, 30), (232, 93, 20)
     mixed: Sequence[float] = [a + (b - a) * share for a, b in zip(low, high, strict=True)]
     ink = "black" if share > 0.6 else "white"
@@ -291,31 +291,31 @@ REDRAW_S = 0.2
 HELP = """\
 [b]tokens/s[/b]      generated in the last second; a token is a word or a part of one
 [b]prompt tok/s[/b]  tokens of prompts that were read in the last second
-[b]cache cells[/b]   what the model remembers of the texts: a cell for a token
+[b]cache cells[/b]   what the model remembers of the texts: one cell per token
 [b]first token[/b]   from a request to its first token, median
-[b]then each[/b]     from a token of a request to the next, median
-[b]CPUs[/b]          that the program uses, of those of the machine
+[b]then each[/b]     from one token of a request to the next, median
+[b]CPUs[/b]          used by the program, of those of the machine
 [b]wait for CPU[/b]  threads that were ready to run and could not
 [b]threads work[/b]  share of the latest step in which they did not wait
 [b]requests[/b]      under way, of all that arrived
 [b]in the queue[/b]  requests that wait for a slot, and how long the first has waited
-[b]from cache[/b]    share of the tokens of prompts that need not be read again
+[b]from cache[/b]    share of the tokens of prompts that were not read again
 
 In a small chart each character is a second; now is on the right.
 
-llama-server's requests have their slot and the number of their task.
+llama-server's requests have the numbers of their slot and task.
 A request is ▸ under way, ✓ done, or · without a new token for a while.
 Tokens on [white on #8a3a10] orange [/] came later than usual.
 
 [b]Layers × blocks[/b] shows where the time goes: a model is a stack of layers
-with blocks such as attention. The stronger, the longer it took; the
-latest step is on the left, the average on the right.
+with blocks such as attention. The stronger a cell, the longer it took;
+the latest step is on the left, the average on the right.
 
-[b]p[/b] pause, go on   [b]h[/b] prefill, decode   [b]q[/b] quit   any key closes this"""
+[b]p[/b] pause, resume   [b]h[/b] prefill, decode   [b]q[/b] quit   any key closes this"""
 
 
 class LiveApp(App[None]):
-    """Draws the state of a session until one quits. `p` stops the drawing, not the counting."""
+    """Draws the state of a session until the user quits. `p` pauses drawing, not counting."""
 
     CSS = """
     #view { height: 1fr }
@@ -347,7 +347,7 @@ class LiveApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        # without this the terminal would stay as it is
+        # without this the terminal would not be restored
         for number in (signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.look()
@@ -380,7 +380,7 @@ class LiveApp(App[None]):
 
 
 class View(Widget):
-    """The whole screen but its last line."""
+    """The whole screen except its last line."""
 
     app: LiveApp
 

@@ -49,7 +49,7 @@ def joined(session: Session, own: Timings) -> tuple[Graph, Plan, list[tuple[Timi
 
 
 def _on_devices(session: Session, graph: Graph, number: int, own: Timings) -> Iterator[Timings]:
-    """The kernels of each part of a device: of several plans those that most computes have."""
+    """The kernels of each part that ran on a device; of several plans, the most frequent one."""
     wanted = own.compute.tolist()
     for split, device in device_splits(graph).items():
         nodes = range(graph.splits[split].start, graph.splits[split].end)

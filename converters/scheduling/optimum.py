@@ -86,7 +86,7 @@ def compute_bounds(tasks: Tasks, engines: Engines) -> list[Bound]:
 
 def _path(tasks: Tasks, engines: Engines, costs: Costs, of_label: list[tuple[int, ...]]) -> Bound:
     brings = [ns for ns in costs.transfer_ns if ns.any()]
-    # of each task's load, by the fastest DMA engine
+    # for each task's load, with the fastest DMA engine
     least = np.minimum.reduce(brings) if brings else np.zeros_like(costs.ns[0])
     shortest = np.full(len(tasks), np.iinfo(np.int64).max)
     all_fed = tasks.load > 0
@@ -94,7 +94,7 @@ def _path(tasks: Tasks, engines: Engines, costs: Costs, of_label: list[tuple[int
         own = np.where(streamed, np.maximum(ns, least), ns) if fed else ns
         shortest = np.where(ns > 0, np.minimum(shortest, own), shortest)
         all_fed &= (ns == 0) | (~streamed if fed else False)
-    # what must be brought whole is there at the earliest when its transfer has ended
+    # a load that must be brought whole is available when its transfer has ended, not before
     earliest: list[int] = np.where(all_fed, least, 0).tolist()
     own_ns = shortest.tolist()
     # tasks that the same kinds can run; there are few such sets, and many labels
@@ -117,7 +117,7 @@ def _path(tasks: Tasks, engines: Engines, costs: Costs, of_label: list[tuple[int
 
 
 def _unions(masks: list[int]) -> list[int]:
-    """The sets, and those that are unions of them, the small ones first; at most MOST_SETS."""
+    """The sets and their unions, the small ones first; at most MOST_SETS."""
     found = set(masks)
     todo = list(masks)
     while todo and len(found) < MOST_SETS:
@@ -132,7 +132,7 @@ def _work(engines: Engines, costs: Costs, kinds: list[int], inside: NDArray[np.b
     """A feasible solution of the dual of the linear program that spreads the tasks over the
     engines: with weights y of the kinds for which the sum of count * y is 1, the sum over tasks of
     the least y * ns is a lower bound. The weights are the kinds' mean speeds: exact if each kind is
-    as much faster for all tasks; else still a bound."""
+    faster by the same factor for all tasks; otherwise still a bound."""
     ns = np.array([costs.ns[k][inside] for k in kinds])
     able = ns > 0
     shortest = np.where(able, ns, np.iinfo(np.int64).max).min(axis=0)
@@ -167,7 +167,7 @@ def _floor(ns: float) -> int:
 
 
 class Constraints:
-    """Built from a schedule that is known, which is its hint and its horizon."""
+    """Built from a known schedule, which gives the hint and the horizon."""
 
     def __init__(self, known: Schedule, costs: Costs) -> None:
         from ortools.sat.python import cp_model
@@ -263,7 +263,7 @@ class Constraints:
         self._bring[task] = by, bring, brought
 
     def _stream(self, task: int, ns: int, literal: Any) -> Any:
-        """How long a task takes whose load streams."""
+        """The duration of a task whose load streams."""
         by, bring, _ = self._bring[task]
         size = self.model.new_int_var(ns, self._horizon, "")
         for place, dma in by.items():
@@ -287,7 +287,7 @@ class Constraints:
                     self._hand_over(bring, by, source)
 
     def _hand_over(self, begin: Any, on: dict[int, Any], source: int) -> None:
-        """`begin`, on one of these places, is later unless the source ran there, too."""
+        """`begin`, on one of these places, is later unless the source also ran there."""
         later = begin >= self._end[source] + self._engines.handover_ns
         for place, literal in on.items():
             there = self._on[source].get(place)
@@ -329,8 +329,8 @@ def schedule_optimal(
 ) -> Schedule:
     """The best schedule that CP-SAT finds within `seconds`, with the lower bound that it proves. It
     is the shortest if `proven` is its makespan. `on_progress` gets the milliseconds so far and in
-    all. A search that proves the optimum gives the same makespan each time; one that ends by time
-    may not. Raises UsageError if OR-Tools is missing or there are too many tasks."""
+    total. A search that proves the optimum gives the same makespan each time; one that runs out of
+    time may not. Raises UsageError if OR-Tools is missing or there are too many tasks."""
     need("schedule")
     if len(tasks) > MOST_TASKS:
         raise UsageError(
@@ -380,7 +380,7 @@ def _solve(known: Schedule, until: float) -> Schedule:
 
 @contextlib.contextmanager
 def _ticking(started: float, seconds: float, on_progress: OnProgress | None) -> Iterator[None]:
-    """Reports the time that has passed, twice a second: the solver itself says nothing of it."""
+    """Reports the time that has passed, twice a second: the solver itself reports nothing."""
     if on_progress is None:
         yield
         return

@@ -30,7 +30,7 @@ class Part:
     task: int
     """the number of the task that runs, that is fed, or that waits"""
     engine: int
-    """-1 of a hand-over or wait"""
+    """-1 for a hand-over or a wait"""
     begin: int
     end: int
     after: After
@@ -168,7 +168,7 @@ def _whole(made: Schedule, notes: Sequence[str]) -> Report:
     }
     columns = [Column("", key="what"), Column("time", "ns"), Column("speed-up", "ratio")]
     title = f"Schedule of {counted(len(made.tasks), 'task')} on {counted(n, 'engine')}"
-    notes = [f"{verdict} What binds most: {bound.name}.", *notes]
+    notes = [f"{verdict} Tightest bound: {bound.name}.", *notes]
     return Report(title, columns, rows, notes, figures=figures, key="schedule")
 
 
@@ -196,7 +196,7 @@ def _causes(made: Schedule, parts: Sequence[Part]) -> Report:
     time, count = Counter[str](), Counter[str]()
     for part in parts:
         name = _CAUSES.get((part.what, part.after)) or _OTHER_CAUSES.get(
-            part.what, "begins that could be earlier"
+            part.what, "starts that could be earlier"
         )
         time[name] += part.end - part.begin
         count[name] += 1
@@ -214,7 +214,7 @@ def _causes(made: Schedule, parts: Sequence[Part]) -> Report:
 def _by(
     made: Schedule, parts: Sequence[Part], column: Column, key: Callable[[Label], str | int]
 ) -> Report:
-    """The time of the critical path, and that of all tasks, of each key."""
+    """The time of the critical path, and that of all tasks, for each key."""
     tasks = made.tasks
     time, whole = Counter[str | int](), Counter[str | int]()
     for part in parts:

@@ -14,7 +14,7 @@ What makes a schedule valid is stated here, and only here:
 - Weights can be brought at any time. A transfer waits, however, for those sources of its task that
   write the cache (block `kv`), and for their hand-over.
 
-Equal input gives the equal schedule: ties go to the smaller number of task and engine.
+Equal inputs give equal schedules: ties go to the lower number of a task or an engine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from llamacpp_instr.converters.scheduling.tasks import (
 )
 
 MAX_NS = 1 << 50
-"""of all tasks in sequence on their slowest engines: 13 days"""
+"""the most for all tasks in sequence on their slowest engines: 13 days"""
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class Schedule:
 
 After = Literal["start", "source", "transfer", "engine", "buffer", "order"]
 _PREFERRED: tuple[After, ...] = ("start", "buffer", "engine", "transfer", "source")
-"""of what ended at the same time, the last is reported"""
+"""of causes that ended at the same time, the last in this order is reported"""
 
 
 class Cause(NamedTuple):
     """What an activity waited for."""
 
     time: int
-    """ns: when it could begin because of that, with the hand-over"""
+    """ns: the earliest start that it allows, with the hand-over"""
     after: After
     of: int
     """the activity that ended; -1 for the start"""
@@ -167,7 +167,7 @@ class Activities:
 
     def shifted_left(self) -> Schedule:
         """The schedule with the same engines and orders, and everything as early as possible: each
-        begin is the end of something that it waited for, or zero."""
+        activity begins at the end of something that it waited for, or at zero."""
         begin, end = self.begin.copy(), self.end.copy()
         # of those that begin together, a task may wait for its transfer
         for of in sorted(range(len(begin)), key=lambda of: (self.begin[of], of < self._n)):
@@ -190,9 +190,9 @@ class Costs:
     """What tasks cost on each kind of engine, in the order of the kinds."""
 
     ns: list[Int64]
-    """of a task; 0 where the kind cannot run it"""
+    """of each task; 0 where the kind cannot run it"""
     transfer_ns: list[Int64]
-    """of a task's load; 0 if it has none, or if the kind brings no loads"""
+    """of each task's load; 0 if it has none, or if the kind brings no loads"""
     fed: list[bool]
     """whether loads are brought to engines of the kind"""
     streamed: list[NDArray[np.bool_]]
@@ -202,9 +202,9 @@ class Costs:
 
 
 def costs_of(tasks: Tasks, engines: Engines) -> Costs:
-    """The duration of each task on each kind: the recording's by the kind's speed, and at least
-    what its bandwidth allows for the task's bytes, rounded up, at least 1. The bytes of a load that
-    a transfer brings are not moved again. Raises UsageError if all together take too long."""
+    """The duration of each task on each kind: the recorded one divided by the kind's speed, but no
+    less than its bandwidth allows for the task's bytes; rounded up, at least 1. The bytes of a load
+    that a transfer brings are not moved again. Raises UsageError if all together take too long."""
     fed = [engines.transfers and kind.local_memory is not None for kind in engines.kinds]
     ns, transfer_ns, streamed = [], [], []
     for kind, is_fed in zip(engines.kinds, fed, strict=True):
@@ -412,11 +412,11 @@ def schedule_program(tasks: Tasks, engines: Engines) -> Schedule:
 
 
 def schedule_list(tasks: Tasks, engines: Engines) -> Schedule:
-    """List scheduling: whenever an engine is idle, of the tasks that are ready and that it can run
-    the one with the longest path to the end is given to the engine where it ends first. That may
+    """List scheduling: whenever an engine is idle, the task with the longest path to the end, of
+    those that are ready and that it can run, is given to the engine where it ends first. That may
     be a faster engine that is still busy.
 
-    On equal engines without hand-over no engine is idle while a task is ready. So Graham's bound
+    On equal engines without hand-over, no engine is idle while a task is ready. So Graham's bound
     holds: the makespan is at most work / m + (1 - 1/m) * path, on m engines (R. L. Graham, Bounds
     on Multiprocessing Timing Anomalies, SIAM J. Appl. Math. 17, 1969). The order is that of HEFT's
     upward ranks (H. Topcuoglu et al., IEEE TPDS 13, 2002). Raises UsageError for engines that do
@@ -481,7 +481,7 @@ def schedule_list(tasks: Tasks, engines: Engines) -> Schedule:
 
 
 def upward_ranks(tasks: Tasks, engines: Engines, costs: Costs) -> Int64:
-    """HEFT's upward ranks, ns: the longest path from a task's begin to the end of all, with the
+    """HEFT's upward ranks, ns: the longest path from a task's start to the end of all, with the
     mean time of each task over the engines that can run it, and the mean hand-over."""
     n = engines.count()
     counts = [kind.count for kind in engines.kinds]

@@ -1,8 +1,8 @@
-"""The tasks of a recorded session, of a model's predicted steps, or of a graph by hand.
+"""The tasks of a recorded session, of a model's predicted steps, or of a handwritten graph.
 
-Invariants: a source is read once, however many sets of engines it is divided for. Nothing of a log
+Invariants: a source is read once, however many sets of engines it is divided for. Nothing in a log
 is estimated: times are those of thread 0 and of devices behind it, the median of each kernel over
-the steps of a phase, and what was not timed (gaps between kernels, whatever a step does beside its
+the steps of a phase. What was not timed (gaps between kernels, whatever a step does outside its
 compute) is in no task; a note says how much it is.
 """
 
@@ -50,7 +50,7 @@ class Recorded:
     quartiles: tuple[Int64, Int64]
     """by kernel: a quarter of its times are below the first, a quarter above the second"""
     rest_ns: int
-    """the median of what a compute took beside its kernels"""
+    """the median of the time that a compute took outside its kernels"""
     n_computes: int
     n_threads: int
     notes: list[str]
@@ -63,7 +63,7 @@ def recorded_graph(
     layers: tuple[int, int] | None = None,
 ) -> Recorded:
     """The kernels of one phase's steps, by default decode's, or of one step, with the median of
-    their times; of several graphs that with the most computes. `layers` chooses kernels. Raises
+    their times; of several graphs, the one with the most computes. `layers` chooses kernels. Raises
     UsageError for a log without ops, one whose computes a debugger or `--stats` disturbed, one with
     a device that is not timed, and if there is no such phase, step or layer."""
     if session.start.perturbed:
@@ -72,9 +72,7 @@ def recorded_graph(
             " record without them"
         )
     if session.start.level == "minimal":
-        raise UsageError(
-            f"{session.path}: no ops at the level minimal; record with --level detailed"
-        )
+        raise UsageError(f"{session.path}: no ops at level minimal; record with --level detailed")
     computes, what, notes = _computes(session, phase, step)
     groups: dict[bytes, list[Timings]] = {}
     for of in session.ops:
@@ -92,8 +90,8 @@ def recorded_graph(
     rows = [computes[n] for _, _, parts in wholes for n in parts[0][0].compute.tolist()]
     if len(covered(graph, plan)) < len(graph.splits) or not rows:
         raise UsageError(
-            f"{session.path}: {', '.join(other_backends(graph))} ran part of the graph, whose"
-            " kernels the log does not have; record on the CPU"
+            f"{session.path}: {', '.join(other_backends(graph))} ran part of the graph, but the log"
+            " does not have the kernels of that part; record on the CPU"
         )
     durations = np.concatenate([_columns([(of.dur, at) for of, at in ps]) for _, _, ps in wholes])
     low, middle, high = np.percentile(durations, [25, 50, 75], axis=0).round().astype(np.int64)
@@ -202,8 +200,8 @@ def _notes(found: Recorded, what: str, others: int) -> list[str]:
         )
     if names := ", ".join(sorted({of for of in timed.devices if of})):
         notes.append(
-            f"Kernels of {names} have the time of the device. Each device is an engine of its own,"
-            " unless the engines name it; nothing else runs there."
+            f"Kernels of {names} have the times of the device. Each device is an engine of its own,"
+            " unless the engines name it; nothing else runs on it."
         )
     if others:
         notes.append(
@@ -214,14 +212,14 @@ def _notes(found: Recorded, what: str, others: int) -> list[str]:
         share = found.rest_ns / (total + found.rest_ns)
         notes.append(
             f"A compute took {found.rest_ns / 1000:.1f} µs more between its kernels,"
-            f" {100 * share:.1f} % of the compute: no task has that."
+            f" {100 * share:.1f} % of the compute; no task includes that."
         )
     return notes
 
 
 TimeParts = Callable[[str, list[KernelShape]], "dict[KernelShape, PartTimes] | str"]
-"""times the parts of kernels on this machine, or names it if it is not the one that is given; the
-native library does that, which this room does not import"""
+"""times the parts of kernels on this machine, or names this machine if it is not the given one; the
+native library, which this room does not import, does the timing"""
 Made = tuple[Tasks, list[str]]
 """tasks, and notes about their times"""
 MakeTasks = Callable[[Engines], Made]
@@ -229,7 +227,7 @@ MakeTasks = Callable[[Engines], Made]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a source is scheduled, and how; the options of `instr schedule`."""
+    """Which part of a source is scheduled, and how; the options of `instr schedule`."""
 
     split: Split
     policy: str
@@ -263,8 +261,8 @@ def tasks_by_hand(path: str, wanted: Wanted) -> MakeTasks:
     whole = wanted.layers is None and wanted.phase is None and wanted.step is None
     if not whole or wanted.split != "none" or wanted.beside_prefill:
         raise UsageError(
-            f"{path}: a graph by hand is scheduled as it is; --split, --layers, --phase, --step"
-            " and --beside-prefill need a log or a model"
+            f"{path}: a handwritten graph is scheduled unchanged; --split, --layers, --phase,"
+            " --step and --beside-prefill need a log or a model"
         )
     tasks = wanted.in_flight(read_hand_made(path))
     return lambda _: (tasks, [])
@@ -325,7 +323,7 @@ def _of_graphs(
     time_parts: TimeParts,
 ) -> MakeTasks:
     """The tasks of the wanted graph and of the prefill beside it, each with notes; their times are
-    of `cpu`. Times the parts of kernels once, if they are wanted."""
+    those of `cpu`. Times the parts of kernels once, if they are wanted."""
     prepared = [
         (timed, notes, *_part_times(timed, cpu, source, wanted.split, time_parts))
         for timed, notes in graphs
@@ -359,5 +357,6 @@ def _part_times(
             " attention must be timed where it ran; record there with"
             " `instr run --flash-attn off`"
         )
-    note = f"Soft-max and fused kernels stay whole: the log is of {cpu}, this machine is {known}."
-    return {}, [note]
+    return {}, [
+        f"Soft-max and fused kernels stay whole: the log is from {cpu}, this machine is {known}."
+    ]

@@ -1,6 +1,6 @@
 """Tasks from timed kernels: whole, or divided into heads, rows or tiles, with their dependencies.
 
-Invariants: the parts of a kernel cover its result once; one that its op does not let be divided is
+Invariants: the parts of a kernel cover its result once; a kernel whose op cannot be divided stays
 whole. The times of the parts add up to the kernel's, unless the parts were measured themselves;
 then each keeps its own time. A part waits for every part that it may need, and for no others where
 the op and the views between them show it (`Axes`).
@@ -47,7 +47,7 @@ Division = dict[int, list[int]]
 ONE_THREAD = frozenset({"REPEAT", "SUM_ROWS", "SUM", "MEAN", "ARGMAX", "CUMSUM"})
 """ops that ggml computes on one thread: `params->ith != 0` in ggml/src/ggml-cpu/ops.cpp"""
 SECOND_AXIS = frozenset({"NORM", "RMS_NORM", "L2_NORM", "SOFT_MAX", "CPY", "CONT", "DUP"})
-"""ops whose rows ggml counts along axis 1 alone, so a norm of one token is one thread's"""
+"""ops whose rows ggml counts along axis 1 alone, so one thread computes a norm of one token"""
 
 MOST_HEADS = 1024
 
@@ -57,8 +57,8 @@ def n_parts(division: Division) -> int:
 
 
 def by_heads(timed: TimedGraph, axes: Axes) -> dict[int, Division]:
-    """One part for each head: what attends, and what makes or reads queries, keys and values of
-    single heads. Keys and values have one part for each head of theirs."""
+    """One part for each head, of kernels that attend, and of those that make or read the queries,
+    keys and values of single heads. Keys and values have one part for each of their own heads."""
     slices: dict[int, Slice] = {}
     readers: dict[int, list[int]] = {}
     for kernel in range(len(timed.inside)):
@@ -90,7 +90,7 @@ def by_heads(timed: TimedGraph, axes: Axes) -> dict[int, Division]:
 
 
 def by_rows(timed: TimedGraph, axes: Axes, engines_of: Callable[[int], int]) -> dict[int, Division]:
-    """As ggml divides rows among as many threads; `engines_of` a kernel is how many."""
+    """Divides rows as ggml divides them among threads; `engines_of` says into how many parts."""
     divisions = {}
     for kernel in range(len(timed.inside)):
         axis = _thread_axis(timed, axes, kernel, engines_of(kernel))
@@ -102,8 +102,8 @@ def by_rows(timed: TimedGraph, axes: Axes, engines_of: Callable[[int], int]) -> 
 def by_tiles(
     timed: TimedGraph, axes: Axes, engines_of: Callable[[int], int]
 ) -> dict[int, Division]:
-    """Products of matrices into tiles of rows by tokens, as square as their number allows; the
-    others as `by_rows`."""
+    """Divides products of matrices into tiles of rows by tokens, as square as their number allows;
+    other kernels as `by_rows` does."""
     divisions = by_rows(timed, axes, engines_of)
     for kernel, inside in enumerate(timed.inside):
         n, ne = engines_of(kernel), axes.result(kernel)
@@ -119,7 +119,7 @@ def by_tiles(
 
 def _head_axis(timed: TimedGraph, axes: Axes, node: int) -> int | None:
     """The axis of the heads if a node attends: flash attention, or a product whose first factor is
-    no weight."""
+    not a weight."""
     op, sources = timed.nodes.op[node], timed.nodes.src[node]
     if op == "FLASH_ATTN_EXT" and len(sources) > 2:
         axis = 1
@@ -173,7 +173,7 @@ MOST_EDGES = 20_000_000
 
 @dataclass(frozen=True)
 class Divided:
-    """Tasks, and the kernel that each is of or a part of."""
+    """Tasks, and the kernel that each one is, or is a part of."""
 
     tasks: Tasks
     kernel: list[int]
@@ -187,8 +187,8 @@ def divide(
     part_times: Mapping[int, PartTimes] | None = None,
 ) -> Divided:
     """The chosen kernels as tasks. Rows and tiles make as many parts as engines can run the op;
-    heads make one part for each head. `part_times` has, by kernel of a flash attention, a soft-max
-    or a fused norm, the measured times of its parts: it becomes a chain of these for each part.
+    heads make one part for each head. `part_times` has the measured times of the stages of a flash
+    attention, a soft-max or a fused norm, by kernel: each part of it becomes a chain of these.
     Edges to kernels that are not chosen vanish. Raises UsageError for too many parts that depend on
     each other."""
     axes = Axes(timed)
@@ -233,7 +233,7 @@ class _Builder:
         return found if n_parts(found) <= self._timed.ns[kernel] else {}
 
     def stages(self, kernel: int) -> tuple[Part, ...]:
-        """The chain that each part of a kernel is, empty if it is one task."""
+        """The chain that each part of a kernel becomes; empty if a part is one task."""
         return _parts_of(self._timed, kernel) if kernel in self._part_times else ()
 
     def add(self, kernel: int) -> None:
@@ -345,15 +345,15 @@ class _Builder:
                 parts = sum(sum(self._part_times[k].values()) for k in kernels)
                 recorded = float(timed.ns[kernels].sum())
                 notes.append(
-                    f"The parts of {op} were timed on this machine, each by a kernel of ggml of its"
-                    f" shape, the fastest of several runs: together {parts / 1000:.1f} µs, and {op}"
+                    f"The parts of {op} were timed on this machine, each with a ggml kernel of its"
+                    f" shape, the fastest of several runs: together {parts / 1000:.1f} µs; {op}"
                     f" took {recorded / 1000:.1f} µs in the log."
                 )
         return notes
 
 
 def _parts_of(timed: TimedGraph, kernel: int) -> tuple[Part, ...]:
-    """The parts that a kernel has, in their order; none of most."""
+    """The parts of a kernel, in their order; most kernels have none."""
     if len(timed.inside[kernel]) > 1:
         ops = tuple(timed.nodes.op[node] for node in timed.inside[kernel])
         return SCALED_NORM_PARTS if ops == SCALED_NORM_PARTS else ()
@@ -367,16 +367,15 @@ def _parts_of(timed: TimedGraph, kernel: int) -> tuple[Part, ...]:
 
 
 def _stage_of(need: Need, stages: tuple[Part, ...]) -> int:
-    """The values are read by the weighted sum, what another node of a fused kernel reads by its
-    last part, all else by the first part."""
+    """The weighted sum reads the values, the last part reads what another node of a fused kernel
+    reads, and the first part reads all else."""
     values = stages == ATTENTION_PARTS and need.source == 2
     return len(stages) - 1 if values or need.source == 9 else 0
 
 
 def _of_stage(load: int, rest: int, stages: tuple[Part, ...], stage: int) -> tuple[int, int]:
-    """The load and the other bytes of one part of a chain: keys and values are its first and last
-    half, and what is between them stays where it is. The weight of a norm is read by its last part.
-    """
+    """The load and the other bytes of one part of a chain: keys are the first half and values the
+    last, and the parts between them move nothing. The last part of a norm reads its weight."""
     if not stages:
         return load, rest
     if stages == SCALED_NORM_PARTS:
@@ -388,7 +387,7 @@ def _of_stage(load: int, rest: int, stages: tuple[Part, ...], stage: int) -> tup
 
 
 def _parts(division: Division) -> Iterator[dict[int, tuple[int, int]]]:
-    """The begin and the end of each part along each axis."""
+    """Where each part begins and ends along each axis."""
     pieces = [list(pairwise(at)) for at in division.values()]
     for chosen in product(*pieces):
         yield dict(zip(division, chosen, strict=True))
@@ -425,7 +424,7 @@ def _overlap(begin: int, end: int, length: int, bounds: list[int]) -> tuple[int,
 
 
 def part_shapes(timed: TimedGraph) -> dict[int, KernelShape]:
-    """By chosen kernel that is an attention, a soft-max of one, or a fused norm: its shape, so that
+    """The shape of each chosen kernel that is an attention, its soft-max, or a fused norm, so that
     its parts can be timed. An attention has the cells that the recorded kernel read, not the window
     of the cache that it was given."""
     axes, nodes = Axes(timed), timed.nodes

@@ -45,13 +45,13 @@ class Label:
     title: str
     """the same in every layer: `MUL_MAT ffn_down`"""
     op: str
-    """ggml's op; of a part its own word: `MAXIMUM`, `EXPONENTIALS`, `NORMALIZATION`"""
+    """ggml's op; a part has its own word: `MAXIMUM`, `EXPONENTIALS`, `NORMALIZATION`"""
     kind: Kind
     layer: int
     """-1 outside all layers"""
     block: str
     device: str = ""
-    """the only one that runs it; empty: an engine that is no device"""
+    """the only device that runs it; empty: any engine that is not a device"""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Tasks:
 
 
 def several_tokens(tasks: Tasks, n: int) -> Tasks:
-    """The tasks `n` times, one token after the other: what begins a token waits for all that ends
-    the one before it. The time of sampling between two tokens is not there."""
+    """The tasks `n` times, one token after the other: the first tasks of a token wait for all the
+    last tasks of the previous one. The time of sampling between two tokens is not included."""
     counts = np.diff(tasks.first)
     is_root = counts == 0
     is_end = np.ones(len(tasks), np.bool_)
@@ -93,7 +93,7 @@ def several_tokens(tasks: Tasks, n: int) -> Tasks:
     of_root = np.repeat(is_root, counts)
     sources = np.empty(len(of_root), np.int64)
     sources[~of_root] = tasks.sources
-    # `together` adds the number of tasks before this copy; the last of them are the copy before
+    # `together` adds the number of tasks before this copy; the last of them are the previous copy
     sources[of_root] = np.tile(ends, int(is_root.sum())) - len(tasks)
     after = replace(tasks, first=np.concatenate([[0], np.cumsum(counts)]), sources=sources)
     later = [replace(after, copy=tasks.copy + i) for i in range(1, n)]
@@ -163,7 +163,7 @@ class EngineKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     local_memory: int | None = None
     """bytes: two buffers of half of it hold what transfers bring"""
     layers: str | None = None
-    """`A` or `A-B`: of the tasks in layers, it runs only those of these; None: those of all"""
+    """`A` or `A-B`: of the tasks in layers, it runs only those in these; None: those in all"""
 
     @property
     def transfers(self) -> bool:
@@ -272,7 +272,7 @@ def read_toml(path: str | Path, kind: type[Any]) -> Any:
 
 
 def _wrong_engines(file: _EngineFile) -> Iterator[str]:
-    """What is wrong; only the first is true, because later checks rely on the earlier ones."""
+    """What is wrong; only the first can be trusted, because later checks rely on earlier ones."""
     if not file.engine:
         yield "no engines; add an [[engine]] with a name"
     if not 0 <= file.handover_ns <= MAX_HANDOVER_NS:
@@ -283,7 +283,7 @@ def _wrong_engines(file: _EngineFile) -> Iterator[str]:
         if not kind.name.strip():
             yield "an engine's name is empty"
         if kind.name in names:
-            yield f"{where} is there twice; use count for engines that are alike"
+            yield f"{where} appears twice; use count for engines that are alike"
         names.add(kind.name)
         if kind.count < 1:
             yield f"{where}: count must be at least 1, got {kind.count}"
@@ -339,7 +339,7 @@ def check_usable(tasks: Tasks, engines: Engines) -> None:
             only = f" in layers {kind.layers}" if kind.layers is not None else ""
             raise UsageError(
                 f"engine {kind.name}: it runs {', '.join(sorted(kind.runs or {'all'}))}{only}, but"
-                f" no task is of that; the tasks are {printable(', '.join(ops[:8]))}{more}"
+                f" there is no such task; the tasks are {printable(', '.join(ops[:8]))}{more}"
             )
     for label in labels:
         if not any(kind.can_run(label) for kind in engines.kinds):
@@ -383,7 +383,7 @@ def read_hand_made(path: str | Path) -> Tasks:
     (matrix, vector or memory), `after` (names of its sources), `bytes`, `load`, `layer` and
     `block`. Without `bytes` a task moves its load. They may be in any order. The result has each
     task after its sources, and otherwise the file's order, which is the program's. Raises
-    UsageError, which names the file and what is wrong: a name that is unknown or there twice, the
+    UsageError, which names the file and what is wrong: a name that is unknown or used twice, the
     tasks of a cycle, a value of the wrong type."""
     given: list[_Task] = read_toml(path, _TaskFile).task
     number = {task.name: i for i, task in reversed(list(enumerate(given)))}
@@ -417,12 +417,12 @@ def _wrong_tasks(given: list[_Task], number: dict[str, int]) -> Iterator[str]:
         yield f"{len(given)} tasks; at most {MOST_TASKS} are possible"
     for i, task in enumerate(given):
         if number[task.name] != i:
-            yield f"task {printable(task.name)} is there twice"
+            yield f"task {printable(task.name)} appears twice"
         if not task.name.strip() or not task.op.strip():
             yield f"the name or op of task {i + 1} is empty"
         if 0 < task.bytes < task.load:
             yield (
-                f"task {printable(task.name)} loads {task.load} bytes, but all that it moves are"
+                f"task {printable(task.name)} loads {task.load} bytes, but it moves only"
                 f" {task.bytes} bytes"
             )
     for task in given:
@@ -439,7 +439,7 @@ def _in_order(path: str | Path, given: list[_Task], sources: list[list[int]]) ->
     try:
         sorter.prepare()
     except CycleError as error:
-        # each of graphlib's cycle is before the next one
+        # in graphlib's cycle, each task is before the next one
         cycle = [printable(given[i].name) for i in error.args[1]]
         if len(cycle) > _SHOWN:
             cycle[_SHOWN - 1 : -1] = [f"… {len(cycle) - _SHOWN} more …"]

@@ -2,8 +2,8 @@
 
 Invariants: the times are measured, or predicted by the caller that made the TimedGraph; nothing
 here changes them. Columns are as long as the plan. `Axes` never gives less than what is needed:
-where an op, a view or a fused kernel is not understood, all of the source. An axis is ggml's: 0 is
-the length of a row.
+where it does not understand an op, a view or a fused kernel, it gives all of the source. An axis is
+ggml's: 0 is the length of a row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MEMORY_OPS = frozenset(
 
 
 def kind_of(op: str) -> Kind:
-    """The engine that an op of ggml is made for."""
+    """The kind of engine that a ggml op is made for."""
     return "matrix" if op in MATRIX_OPS else "memory" if op in MEMORY_OPS else "vector"
 
 
@@ -61,7 +61,7 @@ class TimedGraph:
     chosen: tuple[int, ...]
     """the kernels that are scheduled, ascending"""
     cells: dict[int, int]
-    """by kernel that is a flash attention: the cells of the cache that it reads"""
+    """by kernel, for flash attention: the cells of the cache that it reads"""
     devices: Sequence[str] = ()
     """by kernel: the device that ran it behind thread 0, or empty; none if there are no devices"""
 
@@ -70,7 +70,7 @@ class TimedGraph:
         return self.graph.whole
 
     def device(self, kernel: int) -> str:
-        """That ran a kernel behind thread 0; empty for none."""
+        """The device that ran a kernel behind thread 0; empty for none."""
         return self.devices[kernel] if self.devices else ""
 
     @cached_property
@@ -85,7 +85,7 @@ class TimedGraph:
 
     @cached_property
     def names(self) -> list[str]:
-        """By kernel, unique: its tensor's name, with the op and a number where others have it."""
+        """A unique name of each kernel: its tensor's, with op and number where others share it."""
         plain = [self.nodes.name[nodes[-1]] or f"node_{nodes[-1]}" for nodes in self.inside]
         shared, seen = Counter(plain), Counter[str]()
         names = []
@@ -135,13 +135,13 @@ def timed_graph(
 
 
 def leaf_below(nodes: Nodes, source: int) -> int:
-    """The leaf (negative) or the node that a source is, views looked through."""
+    """The leaf (negative) or the node that a source is, looking through views."""
     *_, last = views_below(nodes, source)
     return last
 
 
 def views_below(nodes: Nodes, source: int) -> Iterator[int]:
-    """A source and, while it is a view, what that is of."""
+    """A source and, while it is a view, what it is a view of."""
     yield source
     while source >= 0 and not nodes.exec[source] and nodes.src[source]:
         below = nodes.src[source][0]
@@ -196,12 +196,11 @@ class Slice(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a kernel needs of an earlier one."""
+    """What a kernel needs from an earlier one."""
 
     kernel: int
     source: int
-    """which source reads it: position among the sources of the first node,
-    and 9 for the others"""
+    """which source reads it: the position among the sources of the first node; 9 for other nodes"""
     slice: Slice | None
     """of the earlier kernel's result: a share of the axis needs the same share of this axis. `n` is
     how many slices it can have that are not shared. None: all of it is needed"""
@@ -217,11 +216,11 @@ class Axes:
         self._writers = self._find_writers()
 
     def shape(self, source: int) -> list[int]:
-        """Four numbers, of a node or a leaf."""
+        """The four dimensions of a node or a leaf."""
         return [*tensor(self._graph, source).ne, 1, 1, 1, 1][:4]
 
     def result(self, kernel: int) -> list[int]:
-        """The shape that slices of a kernel cut; of SET_ROWS that of the rows it writes."""
+        """The shape that slices of a kernel cut; for SET_ROWS, that of the rows that it writes."""
         node = self._timed.inside[kernel][-1]
         sources = self._nodes.src[node]
         if self._nodes.op[node] == "SET_ROWS" and sources:
@@ -245,7 +244,7 @@ class Axes:
         return True
 
     def needs(self, kernel: int, of: Slice | None) -> Iterator[Need]:
-        """What a kernel needs of earlier ones if its result is sliced so."""
+        """What a kernel needs from earlier ones if its result is sliced like this."""
         inside = self._timed.inside[kernel]
         slices: dict[int, Slice | None] = {inside[-1]: of}
         for node in reversed(inside):
@@ -354,8 +353,8 @@ def _product_axis(op: str, k: int, axis: int, ours: list[int], its: list[int]) -
 
 
 def _reshaped(ours: list[int], its: list[int], axis: int) -> int | None:
-    """The axis of a tensor with as many elements whose slices hold the same elements: the stride
-    and the length of what is divided together cover the same run of elements."""
+    """The axis of a tensor with the same number of elements whose slices hold the same elements:
+    the stride and the length of what is divided together cover the same run of elements."""
     if prod(ours) != prod(its):
         return None
     end = prod(ours[: axis + 1])

@@ -31,7 +31,7 @@ _HOME, _PATH, _ENGINES, _COUNTERS, _FIRST_ENGINE = 1, 2, 3, 4, 1000
 
 
 def write_trace(made: Schedule, write: Callable[[bytes], object], title: str) -> None:
-    """Writes the schedule, from 0 on, in pieces. `title` says what it is of. Slices of engines have
+    """Writes the schedule, from 0 on, in pieces. `title` names its source. Slices of engines have
     category `task`, `critical` (on the critical path) or `transfer`; flows lead from each task to
     those that read its result. Raises UsageError for too many tasks."""
     if len(made.tasks) > MOST_TASKS:
@@ -62,7 +62,7 @@ class _Writer:
         self._output(
             track(
                 _PATH, "critical path", _HOME, 0,
-                "What the makespan consists of; each part began when the one before it ended.",
+                "What the makespan consists of; each part began when the previous one ended.",
             )
         )  # fmt: skip
         self._output(track(_ENGINES, "engines", _HOME, 1))
@@ -101,8 +101,8 @@ class _Writer:
             self._output(packet)
 
     def _engines(self) -> None:
-        """Engines that bring loads first: of what begins together, a flow has to leave before it
-        arrives."""
+        """Engines that bring loads come first: of slices that begin together, a flow has to leave
+        one before it arrives at another."""
         engine, begin = self._work.engine, self._work.begin
         brings = {engine[transfer] for transfer in self._work.transfer_of.values()}
         for of in sorted(

@@ -1,7 +1,8 @@
 """Each op beside ONNX Runtime, each layer beside transformers; the tensors of a run.
 
-ONNX Runtime 1.32 sends usage data, and keeps them in a database below `~/.cache`. Its function
-`disable_telemetry_events` does not stop that; only this variable does, before it is imported.
+ONNX Runtime 1.32 sends usage data, and keeps it in a database below `~/.cache`. Its function
+`disable_telemetry_events` does not stop that; only this variable does, if it is set before the
+import.
 """
 
 import os

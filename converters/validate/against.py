@@ -51,7 +51,7 @@ class Compared:
     error: float
     """relative: the norm of the difference, divided by that of transformers' values"""
     cosine: float
-    """the lowest of a token"""
+    """the lowest of all tokens"""
     token: int
     """the place of the token with the largest relative error, from 0"""
 
@@ -91,10 +91,10 @@ def _finite(errors: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 def default_bound(file: ModelFile) -> tuple[float, GgmlType]:
     """The largest relative error that the weights' own rounding explains, and the coarsest type
-    among those of matrices, which decides it. OF_F32 for F32. Else 16 times the distance of two
-    neighboring numbers of the type, 2^-bits, but at most 0.5: F16 has 11 significant bits, BF16 has
-    8, a quantized type as many as a weight takes. 16, because the errors of layers add up: random
-    models of two to six layers reach 1.5 to 15 times that distance."""
+    among those of matrices, which decides it. OF_F32 for F32. Otherwise 16 times the distance of
+    two neighboring numbers of the type, 2^-bits, but at most 0.5: F16 has 11 significant bits, BF16
+    has 8, and a quantized type has its bits per weight. The factor is 16 because the errors of
+    layers add up: random models of two to six layers reach 1.5 to 15 times that distance."""
     types = [weight.type for weight in file.weights if len(weight.ne) > 1]
     coarsest = min(types, key=_bits)
     if coarsest.name == "F32":
@@ -107,7 +107,7 @@ def _bits(type_: GgmlType) -> int:
 
 
 def open_reference(folder: Path) -> Source:
-    """The Hugging Face model in a folder. Raises UsageError if there is none, if files are
+    """The Hugging Face model in a folder. Raises UsageError if there is none, or if files are
     missing."""
     source = open_source(folder)
     if source.kind is not Kind.HUGGING_FACE:
@@ -122,10 +122,10 @@ def transformers_states(
     threads: int | None,
     on_progress: OnProgress,
 ) -> dict[str, Array]:
-    """(tokens, width) by state: of the weights of the folder in float32. `sizes` is what both
-    models must agree on (`worker.check_sizes`). `on_progress` gets layers done and in total, once
-    the weights are loaded. Raises UsageError if the sizes differ, or if transformers cannot load
-    the folder; InstrError if it dies."""
+    """The values of each state, (tokens, width), with the folder's weights in float32. `sizes` is
+    what both models must agree on (`worker.check_sizes`). `on_progress` gets layers done and in
+    total, once the weights are loaded. Raises UsageError if the sizes differ, or if transformers
+    cannot load the folder; InstrError if it dies."""
     log = own_cache() / "logs" / f"against-{source.path.resolve().name}.log"
     with temporary_directory("instr-against-") as staging:
         request = {
@@ -214,11 +214,11 @@ def compare_with_transformers(
     on_progress: OnProgress,
 ) -> Comparison:
     """The states of one prefill, of llama.cpp and of transformers, on the same tokens. Raises
-    UsageError for a model that does not only decode, that has no residual stream, or that is not
-    the folder's, and for a folder that transformers cannot load."""
+    UsageError for a model that is not decoder-only, that has no residual stream, or that is not the
+    folder's, and for a folder that transformers cannot load."""
     key = f"{file.architecture}.attention.causal"
     if not file.metadata.get(key, True):
-        raise UsageError(f"{file.path} is an encoder; models that only decode can be validated")
+        raise UsageError(f"{file.path} is an encoder; only decoder models can be validated")
     with LoadedModel(file.path, log) as model:
         check_only_decodes(model)
         tokens = prompt_tokens(model, prompt)
@@ -228,7 +228,7 @@ def compare_with_transformers(
             "width": int(model.api.llama_model_n_embd(model.handle)),
             "n_vocab": model.n_vocab,
         }
-        # it refuses what does not fit; the file's pages are not read before it has ended
+        # this refuses what does not fit; the file's pages are not read before it has ended
         theirs = transformers_states(source, sizes, tokens, threads, on_progress)
         ours = compute_states(model, tokens, threads, flash_attn)
     return compare(ours.values, theirs, ours.nodes)
@@ -247,11 +247,11 @@ def judge_states(found: Comparison, bound: float, why: str) -> Verdict:
     table = Report("States of llama.cpp against transformers in float32", columns, rows)
     first = next((of for of in found.states if of.error > bound), None)
     table.notes += [
-        f"They part at {first.state}: its error is the first beyond {bound:.4g} ({why})."
+        f"They diverge at {first.state}: its error is the first beyond {bound:.4g} ({why})."
         if first
         else f"They agree: no error is beyond {bound:.4g} ({why}).",
         "relative error: the norm of the difference, divided by the norm of transformers' values;"
-        " cosine: the lowest of a token; worst token: the one with the largest error, from 0.",
+        " cosine: the lowest of all tokens; worst token: the one with the largest error, from 0.",
         f"Both find the same next token most probable after {found.same_top:,} of"
         f" {counted(found.n_tokens, 'token')}.",
     ]

@@ -1,16 +1,16 @@
 """Follows a run of a model, and checks each op as soon as it has run.
 
 ONNX Runtime computes the op from the inputs that llama.cpp's kernel had. So a value is kept until
-the last node that reads it, because ggml may use its memory again. Nothing of ggml computes here:
+the last node that reads it, because ggml may reuse its memory. Nothing of ggml computes here:
 weights are dequantized, and floats are float32 unless a tensor is stored in another type.
 
 The tolerances are those of tests/test-backend-ops.cpp (`max_nmse_err`) of the pinned upstream:
-1e-7, unless the test of an op says otherwise, and for a rotation with factors what float32 makes
-of its largest angle. Activations are also rounded as ggml's CPU backend
-rounds them before a product with quantized weights. Of that only the grid is ggml's: blocks of 256
-numbers for types in blocks of 256 (Q8_K), of 32 for others (Q8_0, Q8_1), each number a multiple of
-the block's largest divided by 127 (`vec_dot_type` of ggml/src/ggml-cpu/ggml-cpu.c,
-quantize_row_q8_K of ggml/src/ggml-quants.c).
+1e-7, unless the test of an op says otherwise, and for a rotation with factors, the float32 rounding
+of its largest angle. Activations are also rounded as ggml's CPU backend rounds them before a
+product with quantized weights. Only the grid of that rounding is ggml's: blocks of 256 numbers for
+types in blocks of 256 (Q8_K), of 32 for others (Q8_0, Q8_1), each number a multiple of the block's
+largest divided by 127 (`vec_dot_type` of ggml/src/ggml-cpu/ggml-cpu.c, quantize_row_q8_K of
+ggml/src/ggml-quants.c).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _TYPES = {"float": np.float32, "float16": np.float16, "int32": np.int32, "int64"
 
 
 def compute_node(graph: Graph, node: int, value_of: Callable[[int], Array]) -> Array | None:
-    """The value of a node, of four dimensions; None if no standard operators express the op.
+    """The value of a node, in four dimensions; None if no standard operators express the op.
     `value_of` gives that of a tensor that has memory of its own, by its number."""
     exported = export_node(graph, node)
     if exported is None:
@@ -106,8 +106,8 @@ def open_session(model: bytes | str) -> onnxruntime.InferenceSession:
 
 
 def error_of(found: Array, real: Array) -> float:
-    """The normalized mean squared error, as test-backend-ops has it (`nmse`); infinity where one
-    has a number and the other has none."""
+    """The normalized mean squared error, as test-backend-ops computes it (`nmse`); infinity where
+    one has a number and the other has none."""
     a, b = found.astype(np.float64).ravel(), real.astype(np.float64).ravel()
     finite = np.isfinite(b)
     if a.size != b.size or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
@@ -146,7 +146,7 @@ class Checked:
 
     @property
     def is_fault(self) -> bool:
-        """Whether the kernel is wrong, and not only rounds."""
+        """Whether the kernel is wrong and does not only round."""
         if self.error is None or self.error <= self.tolerance:
             return False
         return self.rounded is None or self.rounded > self.tolerance
@@ -163,7 +163,7 @@ class Checker:
         self.first: Graph | None = None
         """the graph of the first compute"""
         self.first_inputs: dict[int, Array] = {}
-        """of that, by leaf: all but weights, as they were before the compute"""
+        """its inputs by leaf: all but weights, as they were before the compute"""
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
         """All nodes that run."""
@@ -208,7 +208,7 @@ class Checker:
 
     def _error(self, stop: Stop, real: Array, value_of: Callable[[int], Array]) -> float | None:
         """None if the op was not computed. For indices, the error of what they choose: the order of
-        equal numbers is open."""
+        equal numbers is unspecified."""
         found = compute_node(self._graph, stop.node.index, value_of)
         op = stop.node.op
         if found is None or op not in ("ARGSORT", "TOP_K", "ARGMAX"):

@@ -30,7 +30,7 @@ TOKENS = 32
 def check_only_decodes(model: LoadedModel) -> None:
     """Raises `UsageError` for a model with an encoder."""
     if model.has_encoder or not model.has_decoder:
-        raise UsageError(f"{model.path} has an encoder; models that only decode can be validated")
+        raise UsageError(f"{model.path} has an encoder; only decoder models can be validated")
 
 
 def prompt_tokens(model: LoadedModel, prompt: str | None) -> list[int]:
@@ -55,7 +55,7 @@ def weight_reader(file: ModelFile) -> Callable[[str], Array]:
 def followed(
     model: LoadedModel, options: ContextOptions, *followers: Any, witnesses: Sequence[Any] = ()
 ) -> Iterator[ModelContext]:
-    """A context whose computes these follow."""
+    """A context whose computes these followers see."""
     with (
         temporary_directory("instr-validate-") as folder,
         debug(folder / "session.log") as debugging,
@@ -96,9 +96,9 @@ def as_event(live: LiveGraph) -> Graph:
 
 
 class Inputs:
-    """The leafs of a graph that are not weights, each read once, when its value is there. Caches
-    and inputs are there before the first op. A copy of another backend's value is there when its
-    part of the graph begins, and its memory may be used again behind its last reader."""
+    """The leafs of a graph that are not weights, each read once, when its value is ready. Caches
+    and inputs are ready before the first op. A copy of another backend's value is ready when its
+    part of the graph begins, and its memory may be reused after its last reader."""
 
     def __init__(self, graph: Graph, wanted: Collection[int] | None = None) -> None:
         """`wanted` are the leafs to read, as nodes name them; by default all."""
@@ -120,14 +120,14 @@ class Inputs:
         return self._copies.keys()
 
     def read(self, stop: Stop) -> dict[int, Array]:
-        """The values that are there since the stop before."""
+        """The values that have become ready since the previous stop."""
         there = [*([] if self._started else self._first), *self._copies.get(stop.node.index, ())]
         self._started = True
         return {leaf: read(stop.graph.address_of(leaf)) for leaf in there}
 
 
 def _copies_by_reader(graph: Graph) -> dict[int, list[int]]:
-    """By node: the copies whose first reader it is."""
+    """For each node, the copies that it is the first to read."""
     found: dict[int, list[int]] = {}
     seen: set[int] = set()
     for i, sources in enumerate(graph.whole.src):

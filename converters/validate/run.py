@@ -58,7 +58,7 @@ def compare_logits(
         free = shutil.disk_usage(folder).free
         if needed > free:
             return None, (
-                f"its weights need {needed / 1e9:,.1f} GB of disk, {folder.parent} has"
+                f"its weights need {needed / 1e9:,.1f} GB of disk, but {folder.parent} has"
                 f" {free / 1e9:,.1f} GB; set TMPDIR"
             )
         path = folder / "graph.onnx"
@@ -128,7 +128,7 @@ def validate_model(
 
 ROUNDED = 10
 """times the tolerance of logits that rounded activations may cost: the demo model in Q4_K_M reaches
-twice the tolerance, and what is wired wrongly hundreds of times"""
+twice the tolerance, and a wrongly wired graph hundreds of times"""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,9 @@ def judge(found: Validation) -> Verdict:
     if unknown:
         table.notes.append(f"No standard operators express {', '.join(unknown)}.")
     n_faults = sum(op.is_fault for op in found.ops)
-    table.notes.append(f"Of {counted(len(found.ops), 'op')}, {n_faults:,} beyond the tolerance.")
+    table.notes.append(
+        f"Of {counted(len(found.ops), 'op')}, {n_faults:,} are beyond the tolerance."
+    )
     if any(row[-1] == "rounding" for row in rows):
         table.notes.append(
             "rounding: ggml rounds activations to 8 bits before a product with quantized weights;"

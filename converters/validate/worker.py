@@ -62,17 +62,17 @@ def check_sizes(folder: str, config: Any, ours: dict[str, Any]) -> None:
         found = getattr(config, theirs, None)
         if found != ours[key]:
             raise UsageError(
-                f"{ours['path']} has {ours[key]:,} {what}, {folder} has "
+                f"{ours['path']} has {ours[key]:,} {what}, but {folder} has "
                 f"{'none' if found is None else f'{found:,}'}: they are not the same model"
             )
 
 
 def _states(model: Any, tokens: list[int], n_layers: int, answer: Answer) -> dict[str, Any]:
-    """The states with a batch of one. transformers returns the last one after the final norm only,
-    so the one before it is taken from the last layer."""
+    """The states with a batch of one. transformers returns the last one only after the final norm,
+    so the one before the norm is taken from the last layer."""
     import torch
 
-    # the outermost list of so many modules
+    # the outermost list of `n_layers` modules
     lists = (of for of in model.modules() if isinstance(of, torch.nn.ModuleList))
     layers: Any = next((of for of in lists if len(of) == n_layers), ())
     before_norm: list[Any] = []

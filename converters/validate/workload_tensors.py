@@ -1,7 +1,7 @@
 """Runs the beginning of a recorded session again, and captures the tensors of its workloads.
 
-Invariant: inputs are those that the kernel had. So a value is read when it was computed, because
-ggml may use its memory again.
+Invariant: inputs are those that the kernel had. So a value is read as soon as it is computed,
+because ggml may reuse its memory.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ValueOf = Callable[[int], Array]
 
 
 def value_at(tensors: Tensors, tensor: int, value_of: ValueOf) -> Array:
-    """The values of a tensor, of four dimensions: of a view, what it shows."""
+    """The values of a tensor, in four dimensions: for a view, those that it shows."""
     place = tensors.place(tensor)
     whole = np.ascontiguousarray(value_of(place.base)).ravel()[place.offset :]
     strides = [n * whole.itemsize for n in place.strides]
@@ -197,7 +197,7 @@ def capture(
 ) -> None:
     """Computes a prefill of as many tokens as the first of the session, with the session's context
     and the beginning of its prompt, and a decode. Writes the tensors of each workload, which
-    `found` has then, into the data set in `folder`; `on_progress` gets computes done and in total.
+    `found` then has, into the data set in `folder`; `on_progress` gets computes done and in total.
     Raises `UsageError` for a session without steps, and for a weight whose type has no conversion
     to numbers."""
     steps, _ = counted_steps(session)
@@ -225,7 +225,7 @@ def capture(
 
 
 def _tokens(model: LoadedModel, session: Session, n: int) -> list[int]:
-    """The first `n` tokens of the recorded prompt, repeated if it is shorter; of logs without one,
+    """The first `n` tokens of the recorded prompt, repeated if it is shorter; for logs without one,
     tokens of the vocabulary."""
     args: Any = session.start.args
     prompts = args.get("prompts") if isinstance(args, dict) else None

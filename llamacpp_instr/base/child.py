@@ -1,8 +1,8 @@
-"""A child process that works on requests, and what it says while it works.
+"""A child process that works on requests, and what it reports while it works.
 
 Requests are lines of JSON on its standard input, answers are lines of JSON on its standard output;
 what libraries print goes to its standard error. Invariant: nothing that happens to the child ends
-this process. When its standard input ends, the child removes what is unfinished, and ends at once.
+this process. When its standard input ends, the child removes unfinished output and ends at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llamacpp_instr.base.terminal import OnProgress, printable, shortened
 
 _TICK_SECONDS = 0.5
 _KEPT = 4000
-"""characters of the standard error, its end"""
+"""characters that are kept from the end of standard error"""
 
 Answer = Callable[..., None]
 Request = dict[str, Any]
@@ -38,7 +38,7 @@ C = TypeVar("C", bound="Child")
 
 
 class ChildFailed(Exception):
-    """An exception ended the child's work. As text, its reason in one line."""
+    """An exception ended the child's work. Its text is the reason, in one line."""
 
     def __init__(self, name: str, text: str, number: int | None) -> None:
         reason = next((line.strip() for line in text.splitlines() if line.strip()), name)
@@ -52,7 +52,7 @@ class ChildFailed(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended without an answer. As text, how it ended and the last line it printed."""
+    """The child ended without an answer. Its text says how, and has the last line it printed."""
 
 
 class Child:
@@ -103,9 +103,9 @@ class Child:
     ) -> Any:
         """What the work on a request returns.
 
-        `on_progress` gets its progress, again and again while there is none, `on_log` the level
-        and the text of a line of its log. Raises `ChildFailed`, `ChildDied`, and the errors for the
-        user that the work raises. The child has stopped working then.
+        `on_progress` gets its progress, repeatedly while that does not change; `on_log` gets the
+        level and the text of each line of its log. Raises `ChildFailed`, `ChildDied`, and the
+        errors for the user that the work raises. By then, the child has ended.
         """
         try:
             assert self.process.stdin
@@ -155,7 +155,7 @@ class Child:
                         log.write(line.encode())
 
     def _death(self, last: str) -> ChildDied:
-        """`last` is the last line of its log, which counts if standard error has none."""
+        """`last` is the last line of its log, which is used if standard error is empty."""
         code = self.process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         self._listener.join()
@@ -167,8 +167,8 @@ class Child:
 def serve(
     work: Callable[[Request, Answer], Any], remove_unfinished: Callable[[Request], object]
 ) -> None:
-    """In the child: answers what the work on each request returns, or its error. The work may also
-    answer `("progress", done, total)` and a line of its log, `("log", level, text)`."""
+    """In the child: answers each request with what `work` returns, or with its error. The work may
+    also answer `("progress", done, total)`, and for a line of its log `("log", level, text)`."""
     # libraries print to standard output; this descriptor is for answers only
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

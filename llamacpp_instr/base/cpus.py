@@ -1,7 +1,7 @@
 """The name of this machine's processor.
 
-On Arm, Linux reports two numbers for each core, who made it and which part it is. `PARTS` has their
-names; `tools.generate` makes the recorder's table from it, so that a log has the same name.
+On Arm, Linux reports two numbers for each core: its maker and its part. `PARTS` has the names;
+`tools.generate` makes the recorder's table from it, so that a log has the same names.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def cpu_name() -> str:
 
 
 def name_of(cpuinfo: str) -> str:
-    """The processor in the text of /proc/cpuinfo; empty without one. Different cores of a machine
-    are named in the order of their first numbers: `Cortex-A55 + Cortex-A76`."""
+    """The processor in the text of /proc/cpuinfo; empty without one. If cores differ, all kinds are
+    named, in the order in which they first appear: `Cortex-A55 + Cortex-A76`."""
     found = re.findall(r"^(model name|CPU implementer|CPU part)\s*: (.+)$", cpuinfo, re.MULTILINE)
     model, maker, names = "", 0, dict[str, None]()
     for key, value in found:
@@ -77,7 +77,7 @@ def name_of(cpuinfo: str) -> str:
 
 
 def core_name(maker: int, part: int) -> str:
-    """The name of a core, after that of its maker; Arm's own names are known without it."""
+    """The name of a core, preceded by its maker's; Arm's own cores are known without it."""
     made_by = MAKERS.get(maker, f"{maker:#04x}")
     name = PARTS.get(maker, {}).get(part)
     if name is None:

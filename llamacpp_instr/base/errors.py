@@ -18,7 +18,7 @@ class UsageError(InstrError):
 
 
 class LogError(UsageError):
-    """A log that is damaged, not ours, or has a newer format; `line` is 0 for the whole file."""
+    """A log that is damaged, not ours, or in a newer format; `line` is 0 for the whole file."""
 
     def __init__(self, message: str, path: str | Path = "", line: int = 0) -> None:
         self.path = str(path)
@@ -32,7 +32,7 @@ class BuildError(InstrError):
 
 
 class NativeError(InstrError):
-    """The patched library is missing, or its ABI version differs from the one of this package."""
+    """The patched library is missing, or its ABI version differs from this package's."""
 
     exit_code = 2
 
@@ -48,5 +48,5 @@ def error_named(name: str) -> type[InstrError]:
 
 
 def reason(error: BaseException) -> str:
-    """What an error of the system or of a library says, in one line and without an error number."""
+    """The message of an error from the system or a library: one line, without an error number."""
     return " ".join(str(getattr(error, "strerror", None) or error).split())

@@ -1,7 +1,7 @@
-"""What the machine is and has, as its operating system tells: CPUs, memory, energy.
+"""The machine as its operating system reports it: CPUs, memory, energy.
 
-Invariant: no other module asks a system for that. What Linux tells stands beside what macOS tells;
-a system that does not tell is no error. The part for macOS was never run.
+Invariant: no other module asks a system for these. The code for Linux is next to that for macOS; a
+value that a system does not report is not an error. The code for macOS has never run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def untested() -> str:
     """What was never tested on a machine like this one; empty where the tests run."""
     if IS_MAC:
         return (
-            "macOS: nothing ever ran here. The recorder was only compiled, without Metal and "
+            "macOS: nothing has ever run here. The recorder was only compiled, without Metal and "
             "Accelerate, and the ops of Metal are not timed"
         )
     here = f"{platform.system()} on {platform.machine()}"
-    how = "only emulated" if here == "Linux on aarch64" else "nothing ever ran here"
+    how = "only emulated" if here == "Linux on aarch64" else "nothing has ever run here"
     return "" if here == "Linux on x86_64" else f"{here}: {how}"
 
 
@@ -42,8 +42,8 @@ def usable_cpus() -> int:
 
 
 def usable_cores() -> int:
-    """Number of physical cores that this process may use. On a Mac, those for performance: ggml's
-    threads wait for each other, so one on a slow core holds up all. Respects a container's limit.
+    """Number of physical cores that this process may use. On a Mac, only performance cores: ggml's
+    threads wait for each other, so a slow core holds up all of them. Respects a container's limit.
     """
     if IS_MAC:
         return performance_cores(sysctl()) or usable_cpus()
@@ -87,7 +87,7 @@ def cpu_identity() -> list[str]:
 
 
 def cpu_frequencies() -> dict[str, str]:
-    """What Linux says about the clock of its CPUs, from the lowest to the highest."""
+    """What Linux reports about the clocks of its CPUs, from the lowest to the highest."""
     facts = {}
     for what, name in (("governor", "scaling_governor"), ("frequency, kHz", "scaling_cur_freq")):
         paths = Path("/sys/devices/system/cpu").glob(f"cpu[0-9]*/cpufreq/{name}")
@@ -105,7 +105,7 @@ _LIMITS = (
 
 def machine_memory() -> int | None:
     """Bytes of memory and swap, or the container's memory limit if that is less; None if the
-    system does not report it. Only memory on a Mac, whose swap grows when it is needed.
+    system does not report it. On a Mac, memory only, because its swap grows when it is needed.
 
     A container sees its limit at the root of the cgroup file system:
     https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files
@@ -132,20 +132,20 @@ def _total(meminfo: str) -> int:
 
 
 def free_memory() -> int:
-    """Bytes of memory that nothing has to give up; on a Mac, which keeps little free, also what it
-    would take from files and programs that have not used it for long."""
+    """Bytes of free memory; on a Mac, which keeps little free, also what it would reclaim from
+    files, and from programs that have not used it for long."""
     if IS_MAC:
         return parse_vm_stat(output_of("/usr/bin/vm_stat"))
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def read_joules(folder: Path = POWERCAP) -> dict[str, tuple[float, float]]:
-    """The counter of each processor, and the value after which it begins again, in joules; empty if
+    """The counter of each processor, and the value after which it wraps around, in joules; empty if
     the system has none, or none that this user may read: Linux's RAPL,
     https://docs.kernel.org/power/powercap/powercap.html"""
     found = {}
     for zone in sorted(folder.glob("intel-rapl:*")):
-        if zone.name.count(":") > 1:  # a part of a processor, which is in its counter
+        if zone.name.count(":") > 1:  # a part of a processor, whose counter includes it
             continue
         try:
             counter = int((zone / "energy_uj").read_text()) / 1e6
@@ -157,9 +157,9 @@ def read_joules(folder: Path = POWERCAP) -> dict[str, tuple[float, float]]:
 
 
 def drop_cached(path: Path) -> None:
-    """Write a file to its disk and remove it from the page cache. Read again, it lies elsewhere in
-    memory, probably in larger pages: a model of 270 MB was decoded at 20.9 GB/s after it was
-    written, and at 27.4 after it was read again. Does nothing but on Linux."""
+    """Write a file to its disk and remove it from the page cache. Once read again, it is elsewhere
+    in memory, probably in larger pages: a model of 270 MB was decoded at 20.9 GB/s after it was
+    written, and at 27.4 after it was read again. Does nothing except on Linux."""
     if sys.platform != "linux":
         return
     with path.open("rb+") as file:
@@ -172,21 +172,21 @@ def drop_cached(path: Path) -> None:
 
 @functools.cache
 def sysctl() -> dict[str, str]:
-    """What macOS says about its hardware and CPU, by name; empty on another system."""
+    """What macOS reports about its hardware and CPU, by name; empty on another system."""
     if not IS_MAC:
         return {}
     return parse_sysctl(output_of("/usr/sbin/sysctl", "hw", "machdep.cpu"))
 
 
 def parse_sysctl(text: str) -> dict[str, str]:
-    """The names and values in what `sysctl` prints."""
+    """The names and values in the output of `sysctl`."""
     lines = (line.partition(": ") for line in text.splitlines())
     return {name: value.strip() for name, colon, value in lines if colon}
 
 
 def performance_cores(found: dict[str, str]) -> int:
     """Physical cores of the fastest kind, as llama.cpp counts them (`cpu_get_num_physical_cores`);
-    0 if `sysctl` does not tell."""
+    0 if `sysctl` does not report them."""
     for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
         if found.get(name, "0") != "0":
             return int(found[name])
@@ -194,7 +194,7 @@ def performance_cores(found: dict[str, str]) -> int:
 
 
 def parse_vm_stat(text: str) -> int:
-    """Bytes that are free or could be, in what `vm_stat` prints."""
+    """Bytes that are free or could be freed, from the output of `vm_stat`."""
     size = re.search(r"page size of (\d+) bytes", text)
     pages = re.findall(r"^Pages (?:free|inactive|speculative): +(\d+)\.", text, re.MULTILINE)
     return sum(map(int, pages)) * int(size[1]) if size else 0

@@ -104,7 +104,7 @@ def begins_as_model(path: str | Path) -> bool:
     """Whether a regular file begins with the magic bytes of GGUF; False if it cannot be read."""
     try:
         if not Path(path).is_file():
-            return False  # opening a pipe would block until a writer opens it, too
+            return False  # opening a pipe would block until a writer also opens it
         with Path(path).open("rb") as file:
             return file.read(4) == b"GGUF"
     except OSError:
@@ -126,7 +126,7 @@ def open_output_directory(
     """A new directory to write files into. It gets its name when the block ends without an error,
     so a partial set of files is never visible under that name.
 
-    `names` are all files that callers may ever write there. An existing directory is replaced only
+    `names` are all files that a caller may ever write there. An existing directory is replaced only
     with `force`, and only if it contains no other files. Raises UsageError otherwise, or if the
     directory cannot be created; InstrError if writing fails.
     """
@@ -143,7 +143,7 @@ def open_output_directory(
                 shutil.copymode(place, temporary)
             if place.is_dir() and any(place.iterdir()):
                 if not force:
-                    raise UsageError(f"{path} exists by now; use --force to replace what is in it")
+                    raise UsageError(f"{path} exists now; use --force to replace what is in it")
                 check_output_directory(path, names, force)
                 with _uninterrupted():
                     _exchange(temporary, place, names)
@@ -211,7 +211,7 @@ def _beside(path: Path) -> Path:
 @contextlib.contextmanager
 def _new_file(path: Path, force: bool) -> Iterator[Path]:
     """The name of an empty file, which becomes `path` when the block ends without an error. Raises
-    UsageError if, without `force`, another program created that first."""
+    UsageError if another program created `path` meanwhile and `force` is not set."""
     temporary = _beside(path)
     try:
         with _creating(path):
@@ -223,7 +223,7 @@ def _new_file(path: Path, force: bool) -> Iterator[Path]:
                 temporary.unlink()
                 return
             except FileExistsError:
-                raise UsageError(f"{path} exists by now; use --force to overwrite it") from None
+                raise UsageError(f"{path} exists now; use --force to overwrite it") from None
             except OSError:
                 pass  # the file system has no hard links
         temporary.replace(path)
@@ -241,13 +241,13 @@ def _creating(path: Path) -> Iterator[None]:
 
 
 def _tidy_end() -> contextlib.AbstractContextManager[None]:
-    """Inside, SIGTERM and SIGHUP end the program like Ctrl-C, unless others handle them."""
+    """Inside, SIGTERM and SIGHUP end the program like Ctrl-C, unless they are handled already."""
     return handled(_leave, "SIGTERM", "SIGHUP", only=lambda before: before is signal.SIG_DFL)
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Inside, Ctrl-C, SIGTERM and SIGHUP wait for the end."""
+    """Inside, Ctrl-C, SIGTERM and SIGHUP are held back until the block ends."""
     came: list[int] = []
     try:
         with handled(lambda number, _frame: came.append(number), "SIGINT", "SIGTERM", "SIGHUP"):
@@ -274,5 +274,5 @@ def _named_errors(path: Path, inside: Path | None = None) -> Iterator[None]:
             name = Path(os.fsdecode(error.filename))
             ours = {path.resolve(), inside} & {name.resolve(), *name.resolve().parents}
             if not ours:
-                raise  # about a file of another user
+                raise  # about another file
         raise InstrError(f"{path} cannot be written: {error.strerror or error}") from None

@@ -1,6 +1,7 @@
 """Patterns that choose names: globs, or regular expressions after `re:`.
 
-Python's `re` and the `std::regex` of recorder and quantizer read what is made here in the same way.
+The expressions made here mean the same to Python's `re` as to the `std::regex` of the recorder and
+the quantizer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ MAX_PATTERN = 1000
 """characters. Both libraries handle parentheses by recursion: thousands overflow the stack"""
 MAX_NESTING = 100
 _FORMER = re.compile(r"[\\^$|()+]|^\.\*|^[^*?[]*$")
-"""a pattern of --stats and --tensor-type as they were before globs: a regular expression"""
+"""a pattern of --stats or --tensor-type from before globs: a regular expression"""
 
 
 def name_matches(name: str, pattern: str) -> bool:
@@ -30,8 +31,9 @@ def name_matches(name: str, pattern: str) -> bool:
 def regular_expression(option: str, pattern: str) -> str:
     """A pattern as a regular expression in the syntax of ECMAScript, for `std::regex_search`.
 
-    A pattern without wildcards, or with characters that only regular expressions have, is one, as
-    in earlier versions. Raises `UsageError` like `check_pattern`. The library checks the rest.
+    As in earlier versions, a pattern without wildcards, or with characters that only regular
+    expressions use, is one already. Raises `UsageError` like `check_pattern`. The library checks
+    the rest.
     """
     former = not pattern.startswith("re:") and _FORMER.search(pattern)
     check_pattern(option, pattern)

@@ -1,7 +1,7 @@
-"""Processes as the operating system has them: their limits, their signals, the libraries they load.
+"""Processes as the operating system sees them: limits, signals, and the libraries that they load.
 
-Invariant: no other module asks a system for that. What Linux has stands beside what macOS has; the
-part for macOS was never run.
+Invariant: no other module asks a system for these. The code for Linux is next to that for macOS;
+the code for macOS has never run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pathlib import Path
 from llamacpp_instr.base.terminal import handled
 
 OUT_OF_MEMORY = 77
-"""exit status of a process that took more than `limited_memory` allows, where no limit of the
-system makes its allocations fail"""
+"""exit status of a process that took more than `limited_memory` allows, on systems where no limit
+makes its allocations fail"""
 
 _LOOK_S = 0.01
-"""how often a process looks at itself, and at its parent"""
+"""how often a process checks itself, and its parent"""
 
 Wait = Callable[[float], tuple[int, bool]]
-"""called with seconds: the next signal's number, 0 if none came in time; whether the kernel, no
-process, sent it"""
+"""called with seconds; returns the number of the next signal, 0 if none came in time, and whether
+the kernel sent it, not a process"""
 
 
 def no_core_dump() -> None:
@@ -42,7 +42,7 @@ def no_core_dump() -> None:
 
 
 def end_with(parent: int) -> None:
-    """End this process when its parent, the process of that number, ends, however that ends."""
+    """End this process when its parent, the process with that number, ends in any way."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     else:
@@ -89,7 +89,7 @@ def _watched_memory(max_bytes: int) -> Iterator[None]:
 
 
 def _most_resident() -> int:
-    """The most bytes of memory that this process has had at once."""
+    """The largest number of bytes of memory that this process has had at once."""
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
@@ -97,7 +97,7 @@ def _most_resident() -> int:
 
 
 def _end_when(happened: Callable[[], bool], status: int, over: threading.Event) -> None:
-    """End this process with `status` when something has happened, unless it is `over` before."""
+    """End this process with `status` once `happened` is true, unless `over` is set before that."""
 
     def look() -> None:
         while not over.wait(_LOOK_S):
@@ -109,8 +109,8 @@ def _end_when(happened: Callable[[], bool], status: int, over: threading.Event) 
 
 @contextlib.contextmanager
 def waking(numbers: Sequence[signal.Signals]) -> Iterator[tuple[Iterable[int], Wait]]:
-    """`awaited` without `sigtimedwait`. A signal that is ignored stays so, also in a child. Nothing
-    tells who sent a signal: a key of the terminal, if it may have been one."""
+    """`awaited` without `sigtimedwait`. An ignored signal stays ignored, also in a child. The
+    sender of a signal is unknown: it counts as a key of the terminal if it may have been one."""
     receiver, sender = socket.socketpair()
 
     def wait(seconds: float) -> tuple[int, bool]:
@@ -136,8 +136,8 @@ if sys.platform == "linux":
 
     @contextlib.contextmanager
     def awaited(numbers: Sequence[signal.Signals]) -> Iterator[tuple[Iterable[int], Wait]]:
-        """Inside, these signals do nothing but wake who waits for them. Yields the mask of signals
-        from before, for a child, and the function that waits. For the main thread."""
+        """Inside, these signals only wake the function that waits for them. Yields the previous
+        mask of signals, for a child, and that function. For the main thread."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
         def wait(seconds: float) -> tuple[int, bool]:
@@ -167,7 +167,7 @@ def _has_terminal() -> bool:
 
 def is_ours(peer: tuple[str, int], own: tuple[str, int]) -> bool:
     """Whether a connection comes from a process of our user, as Linux's table of sockets shows.
-    Other systems have no such table, and every connection counts as ours there."""
+    On other systems, which have no such table, every connection counts as ours."""
     table = Path("/proc/net/tcp")
     if not table.exists():
         return True
@@ -188,8 +188,8 @@ def _as_in_table(address: tuple[str, int]) -> str:
 
 
 def search_first(folder: str) -> dict[str, str]:
-    """The variable with which a program looks for its libraries in `folder` first. macOS removes it
-    when it starts a program of its own, such as /bin/sh or /usr/bin/env."""
+    """The variable that makes a program look for its libraries in `folder` first. macOS removes it
+    when it starts one of its own programs, such as /bin/sh or /usr/bin/env."""
     name = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
     return {name: os.pathsep.join(filter(None, [folder, os.environ.get(name)]))}
 
@@ -219,7 +219,7 @@ def linked_library(program: str, name: str) -> Path | None:
 
 
 def output_of(*command: str) -> str:
-    """What a program of the system prints; empty without it."""
+    """The output of a system program; empty if the program is missing."""
     try:
         return subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False
@@ -230,7 +230,7 @@ def output_of(*command: str) -> str:
 
 def linked_on_macos(libraries: str, commands: str, program: str, name: str) -> list[Path]:
     """Where macOS looks for a library of a program, from what `otool -L` and `otool -l` print. A
-    path that begins with @rpath is looked for in that of each LC_RPATH: dyld(1)."""
+    path that begins with @rpath is looked for in the directory of each LC_RPATH: dyld(1)."""
     found = re.search(rf"^\s+(\S*\b{name}[\w.]*\.dylib) \(compat", libraries, re.MULTILINE)
     if not found:
         return []

@@ -1,4 +1,4 @@
-"""What commands need of the system: packages, directories and Python processes.
+"""What commands need from the system: packages, directories and Python processes.
 
 Invariant: every extra that a command needs is in the table of extras, with its modules, and
 pyproject.toml has the same names. A missing one is named in the same words everywhere.
@@ -25,7 +25,7 @@ from llamacpp_instr.base.errors import UsageError
 
 
 def cache_dir() -> Path:
-    """The directory of what can be made again: LLAMACPP_INSTR_CACHE, or in the user's cache."""
+    """The directory for what can be made again: LLAMACPP_INSTR_CACHE, or in the user's cache."""
     if own := os.environ.get("LLAMACPP_INSTR_CACHE"):
         return Path(own).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -69,8 +69,8 @@ def temporary_directory(prefix: str, parent: Path | None = None) -> Iterator[Pat
 
 
 def place() -> Path:
-    """Where temporary files go. `tempfile` finds it with a trial file, which an interruption leaves
-    behind. Raises `UsageError` if no such directory is writable."""
+    """Where temporary files go. Not found by `tempfile`, whose trial file an interruption would
+    leave behind. Raises `UsageError` if no such directory is writable."""
     named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
     for name in (*named, "/tmp", "/var/tmp", "."):
         if name and Path(name).is_dir() and os.access(name, os.W_OK | os.X_OK):
@@ -123,12 +123,12 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be found. It is not imported, but the packages that it is in are."""
+    """Whether a module can be found. It is not imported, but the packages that contain it are."""
     if module in sys.modules:
         return sys.modules[module] is not None
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # a package that it is in
+    except ModuleNotFoundError:  # a package that would contain it
         return False
 
 
@@ -143,8 +143,8 @@ def how_to_install(extra: str) -> str:
 
 
 def need(extra: str, *modules: str, hint: str = "") -> None:
-    """Raises UsageError, which says how to install it, if one of the modules is missing, by default
-    of the whole extra. `hint` names another way."""
+    """Raises UsageError, which says how to install the extra, if one of `modules`, by default all
+    of the extra's, is missing. `hint` names another way."""
     missing = [name for name in missing_modules(extra) if name in (modules or EXTRAS[extra][1])]
     if missing:
         are = "is" if len(missing) == 1 else "are"

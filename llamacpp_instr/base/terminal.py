@@ -1,5 +1,5 @@
-"""Prints text of models, logs and file names so that it cannot control a terminal, and shows a
-progress bar on one; handles its signals.
+"""Prints text from models, logs and file names so that it cannot control a terminal; also shows a
+progress bar and handles signals.
 
 Invariant: text printed to a terminal contains no control characters except newlines and tabs, so
 it can neither start an escape sequence nor change the direction of the text around it.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, TextIO, TypeAlias
 
 PIPE, NARROWEST = 160, 40
-"""characters of a line in a pipe or a file, and of a terminal that is narrower"""
+"""characters of a line: in a pipe or a file, and at least on a terminal"""
 
 
 def printable(text: str) -> str:
@@ -45,8 +45,8 @@ def write_text(out: BinaryIO, text: str) -> None:
 
 
 def print_line(line: object) -> None:
-    """Print to standard output a line with a file name, which a script may need: like
-    `write_text`, and with the original bytes of a name that is not UTF-8. Ignores a closed pipe."""
+    """Print a line with a file name to standard output, like `write_text`: a script gets the
+    original bytes of a name that is not UTF-8. Ignores a closed pipe."""
     try:
         sys.stdout.flush()
         write_text(sys.stdout.buffer, f"{line}\n")
@@ -55,12 +55,12 @@ def print_line(line: object) -> None:
 
 
 def line_width() -> int:
-    """Characters of a line of a report: of the terminal or COLUMNS; in a pipe or a file PIPE."""
+    """The width of a report in characters: the terminal's or COLUMNS; PIPE in a pipe or a file."""
     return max(shutil.get_terminal_size((PIPE, 0)).columns, NARROWEST)
 
 
 def abandon_standard_output() -> None:
-    """Discard what is printed from now on: to flush it at exit would be reported as an error."""
+    """Discard what is printed from now on: flushing it at exit would be reported as an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -73,11 +73,11 @@ def render_json(value: object) -> str:
 
 
 MOST = 1000
-"""characters that a line may have when it quotes a file"""
+"""maximum length in characters of a line that quotes a file"""
 
 
 def shortened(line: str) -> str:
-    """The line, without its middle if it is longer than MOST: quoted text may have megabytes."""
+    """The line, without its middle if it is longer than MOST: quoted text may be megabytes long."""
     return line if len(line) <= MOST else f"{line[: MOST * 2 // 3]}…{line[-MOST // 3 :]}"
 
 
@@ -104,8 +104,8 @@ def handled(
     *names: str,
     only: Callable[[Any], bool] = lambda before: before is not None,
 ) -> Iterator[None]:
-    """Inside, `handler` handles the signals of these names that this system has, and whose handler
-    before `only` accepts; by default any that Python has installed. Does nothing outside the main
+    """Inside, `handler` handles those of the named signals that this system has and whose previous
+    handler `only` accepts; by default any that Python has installed. Does nothing outside the main
     thread, which alone receives signals."""
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -137,8 +137,8 @@ SILENT_SECONDS = 2.0
 
 @contextlib.contextmanager
 def progress_bar(what: str, stream: TextIO | None = None) -> Iterator[OnProgress]:
-    """The function to call during the work. The bar appears after two seconds and is erased. `what`
-    precedes it, as in `Reading session.log`. `stream` defaults to standard error."""
+    """Yields the function to call during the work. The bar appears after two seconds and is erased
+    afterwards. `what` precedes it, as in `Reading session.log`. `stream` defaults to stderr."""
     stream = stream or sys.stderr
     is_terminal = False
     with contextlib.suppress(AttributeError, ValueError):  # a notebook or a service replaced it

@@ -1,8 +1,9 @@
 """The command `instr`: a function for each command, which parses, calls and prints.
 
-The default of a parameter of that function declares its option. A command is in the module that
-`_MODULES` names, or in that of its own name, which is imported when it is used. This keeps `instr
---help` fast. Exit status: 0 for success, 1 for a failure, 2 for wrong input, 130 if interrupted.
+The default of a parameter of that function declares its option. `_MODULES` names the module of a
+command; a command that it lacks is in the module of its own name. Modules are imported when they
+are used, which keeps `instr --help` fast. Exit status: 0 for success, 1 for a failure, 2 for wrong
+input, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from llamacpp_instr.base.errors import InstrError
 from llamacpp_instr.base.terminal import handled
 
 SHOW_TRACEBACK = "LLAMACPP_INSTR_TRACEBACK"
-"""the variable of the environment with which an unexpected error is raised, as in our tests"""
+"""the environment variable with which an unexpected error shows its traceback, as in our tests"""
 
 GROUPS: dict[str, dict[str, str]] = {
     "Record": {
@@ -36,7 +37,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "doctor": "Show what is installed and what is missing.",
         "run": "Run a model and record the session as a log.",
         "exec": "Run any program and record its models as logs.",
-        "bench": "Measure the speed of models and settings, in turns.",
+        "bench": "Measure the speed of models and settings, interleaved.",
     },
     "Look": {
         "summary": "Summarize a log: speed, time, memory.",
@@ -85,7 +86,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Fleet": {
         "collect": "Collect many logs into one data set of Parquet files.",
-        "sql": "Ask about the logs in a data set.",
+        "sql": "Query the logs in a data set.",
     },
 }
 """purpose -> commands: name -> the first line of its help"""
@@ -115,14 +116,14 @@ OLD_OPTIONS: dict[str, dict[str, str]] = {
 """former names of options, which work for one more release but are not in the help"""
 
 _EPILOG = """\b
-Begin with:
+Start with:
   instr build
   instr run demo --prompt "Once upon a time"
 """
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are used."""
+    """A group that imports its commands when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -143,7 +144,7 @@ class LazyGroup(click.Group):
         name = ALIASES.get(args[0], args[0])
         if name not in COMMANDS and not name.startswith("-"):
             close = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+            hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(COMMANDS)}"
             raise click.UsageError(f"no command {name!r} ({hint})", ctx)
         return super().resolve_command(ctx, [name, *_with_new_names(name, args[1:])])
 
@@ -193,7 +194,7 @@ class LazyGroup(click.Group):
         except InstrError as error:
             _leave(f"Error: {error}", error.exit_code)
         except Exception as error:
-            if interruptions:  # code in C, such as matplotlib's, makes an error of its own of it
+            if interruptions:  # C code, such as matplotlib's, turns it into an error of its own
                 _leave("Interrupted", 130)
             if os.environ.get(SHOW_TRACEBACK) and not isinstance(error, OSError):
                 raise
@@ -203,7 +204,7 @@ class LazyGroup(click.Group):
 
 
 def _with_new_names(command: str, args: Sequence[str]) -> Iterator[str]:
-    """The arguments of a command with the options as they are called now."""
+    """The arguments of a command, with former names of options replaced."""
     renamed = OLD_OPTIONS.get(command, {})
     before = ""
     for arg in args:
@@ -238,7 +239,7 @@ def _line_about(error: Exception) -> tuple[str, int]:
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     line = (
-        f"Error: a defect of instr: {what} ({Path(place.filename).name}:{place.lineno}); please"
+        f"Error: a bug in instr: {what} ({Path(place.filename).name}:{place.lineno}); please"
         f" report it with the traceback that {SHOW_TRACEBACK}=1 shows"
     )
     return line, 1

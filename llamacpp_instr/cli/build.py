@@ -25,14 +25,14 @@ def build(
         "Further arguments for CMake.", "ARGS", default="", show_default=False
     ),
     backend: tuple[str, ...] = cli.option(
-        "Also build a backend of devices; may be repeated.",
+        "Also build a device backend; may be repeated.",
         "--backend",
         click.Choice(list(BACKENDS)),
         multiple=True,
     ),
-    jobs: int | None = cli.option("Compilers at once.  [default: CPUs]", "--jobs -j", IntRange(1)),
+    jobs: int | None = cli.option("Parallel compilers.  [default: CPUs]", "--jobs -j", IntRange(1)),
     wheel_dir: Path | None = cli.option(
-        "Write the wheel there, and the programs, and install nothing.",
+        "Write the wheel and the programs there; install nothing.",
         type=click.Path(path_type=Path, file_okay=False),
     ),
     portable: bool = cli.flag(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_RATE = 1e6
 TRIED = 256
-"""clients at most for a goal, if no number is given"""
+"""the most clients that a goal tries, if no number is given"""
 
 
 @cli.command(
@@ -31,18 +31,18 @@ TRIED = 256
 def capacity(
     log: str = cli.argument(metavar="LOG"),
     clients: tuple[int, int] | None = cli.range_option(
-        "Clients that each wait for their answer, from A to B.  [default: 1 to 4 for each slot]"
+        "A to B clients that each wait for their answer.  [default: 1 to 4 for each slot]"
     ),
     rate: str | None = cli.option(
-        "Requests in a second, from A to B, that come whether others were answered or not.",
+        "A to B requests per second, which arrive whether or not earlier ones were answered.",
         "A[-B]",
     ),
     slots: list[int] = cli.numbers("Numbers of slots.  [default: as recorded]"),
     settings: dict[str, Any] = cli.gathered(
         dict,
-        ctx=cli.option("Tokens of all slots.  [default: as recorded]", "TOKENS", IntRange(1)),
-        batch=cli.option("Tokens of one decode at most.", "TOKENS", IntRange(1)),
-        ubatch=cli.option("Tokens of one graph at most.", "TOKENS", IntRange(1)),
+        ctx=cli.option("Context size of all slots.  [default: as recorded]", "TOKENS", IntRange(1)),
+        batch=cli.option("Maximum tokens per decode.", "TOKENS", IntRange(1)),
+        ubatch=cli.option("Maximum tokens per graph.", "TOKENS", IntRange(1)),
         type_k=cli.option("Storage type of the K cache.", "--cache-type-k TYPE"),
         type_v=cli.option("Storage type of the V cache.", "--cache-type-v TYPE"),
     ),
@@ -56,17 +56,16 @@ def capacity(
         "A TOML file with the lengths of prompts and answers, instead of the recorded ones.", "FILE"
     ),
     machine: str | None = cli.option(
-        "A file of `instr probe`, also of another machine.  [default: the one in the user's cache]",
-        "FILE",
+        "A file from `instr probe`, of any machine.  [default: the one in the user's cache]", "FILE"
     ),
-    seed: int = cli.option("Another order of requests and deviations.", "N", int, default=0),
+    seed: int = cli.option("Seed of the requests and the noise of steps.", "N", int, default=0),
     lenient: bool = cli.LENIENT,
     output: cli.ReportOutput = cli.REPORT,
 ) -> None:
     """Simulates the llama-server of LOG, with its queue, slots and batches. Steps take as long as
-    the recorded ones. Those whose like was not recorded are predicted from the model of the
-    log, if `instr probe` measured this machine. It prints throughput and waits by load, the load
-    from which on requests only wait longer, what limits, and what would help.
+    the recorded ones. Steps unlike any recorded one are predicted from the log's model, if `instr
+    probe` has measured this machine. Prints throughput and waits by load, the load above which
+    requests only wait longer, the bottleneck, and what would help.
 
     A goal has parts such as `first token p95 < 2 s`, `queue p50 < 500 ms` or `8 tokens/s`.
     """
@@ -132,13 +131,13 @@ def _parse_rate(text: str) -> tuple[float, float]:
     except ValueError:
         ends = 0.0, 0.0
     if not 0 < ends[0] <= ends[1] <= MOST_RATE:
-        raise UsageError(f"--rate {text}: give requests in a second such as 2 or 0.5-10")
+        raise UsageError(f"--rate {text}: give requests per second, such as 2 or 0.5-10")
     return ends
 
 
 def find_prediction(session: Session, machine: str | None) -> tuple[Predict | None, bool, str]:
-    """What predicts steps of the log's model, and whether for another machine than the log's; or
-    why nothing does. Raises `UsageError` for a machine that was asked for."""
+    """A function that predicts steps of the log's model, and whether it does so for another machine
+    than the log's; or None and why. For a `machine` that was given, an error is raised instead."""
     from llamacpp_instr.converters.analyses.memory import recorded_file
     from llamacpp_instr.llama.engine import ContextOptions
     from llamacpp_instr.log.requests import server_context

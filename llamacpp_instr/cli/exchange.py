@@ -35,7 +35,7 @@ def to_perfetto(
         "Only layers A to B, inclusive; none: what lies outside of layers."
     ),
     ops: str | None = cli.OPS,
-    no_threads: bool = cli.flag("Leave out the tracks of single threads."),
+    no_threads: bool = cli.flag("Leave out the tracks of individual threads."),
     flows: bool = cli.flag("Draw arrows from ops to readers, tokens to decodes."),
     form: str = cli.option(
         "json is Chrome's format for other tools: larger, and without flows.",
@@ -62,7 +62,7 @@ def to_perfetto(
         frozenset(op.strip().upper() for op in ops.split(",")) if ops is not None else None,
     )
     if form == "protobuf" and output and output.lower().endswith((".json", ".json.gz")):
-        raise UsageError(f"-o {output}: give --format json too, or a name that ends in .pftrace")
+        raise UsageError(f"-o {output}: add --format json, or give a name that ends in .pftrace")
     if form == "json" and flows:
         raise UsageError("--flows needs --format protobuf")
     if form == "json":
@@ -95,11 +95,11 @@ def to_torch(
     """
     Writes a trace in the format of PyTorch's profiler, which TensorBoard's plugin torch-tb-profiler
     and Holistic Trace Analysis read, and an event file with the session's scalars: tokens per
-    second, memory, the KV cache. Show both with `tensorboard --logdir DIR`. To these tools the
-    kernels of the CPU are those of a GPU, because they analyse only those.
+    second, memory, the KV cache. Show both with `tensorboard --logdir DIR`. The CPU's kernels
+    appear as those of a GPU, because these tools analyse no others.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input, recorded with --level
-    detailed or verbose. The parts of a rotated log are one session; DIR gets one session. It
+    detailed or verbose. The parts of a rotated log are one session. DIR holds one session, and
     appears when its files are complete.
     """
     from llamacpp_instr.base.output import check_not_input, open_output_directory
@@ -132,9 +132,9 @@ def to_parquet(
 ) -> None:
     """
     Writes one file for each table: sessions, steps, requests, layers, ops, nodes, tensors, tokens,
-    kv, memory, marks, machine, computes, messages, notes, tensor_stats. Times are ns, sizes bytes;
-    the fields of Parquet have their unit as metadata. The id in sessions is that of `instr
-    collect`, and its wall is the time of day at its start, so logs can be joined.
+    kv, memory, marks, machine, computes, messages, notes, tensor_stats. Times are in ns, sizes in
+    bytes; Parquet's fields have their unit as metadata. In sessions, the id is that of `instr
+    collect`, and wall is the time of day at the start, so logs can be joined.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input. The parts of a rotated
     log are one session. The tables of several sessions have a first column `log` with the name of
@@ -189,13 +189,13 @@ def to_onnx(
 ) -> None:
     """
     It is the graph that llama.cpp runs in a prefill or a decode, for Netron, ONNX Runtime and other
-    tools. It has standard operators only. An op that none can express becomes an operator of the
-    domain `ggml`, and is named in the output. Caches are inputs and outputs. Shapes are fixed:
-    those of one graph, with its number of tokens and of cells in the cache.
+    tools. Its operators are standard ones. An op that none of them can express becomes an operator
+    of the domain `ggml`, and is named in the output. Caches are inputs and outputs. Shapes are
+    fixed: those of one graph, with its number of tokens and of cells in the cache.
 
-    Weights are written beside it, to a file that ends with .data, dequantized to float32; F16 stays
-    as it is. MODEL is a GGUF file, or demo for the demo model; its graph comes from a dry run,
-    which reads no weights. A LOG must be recorded with --level verbose.
+    Weights are written beside it, to a file that ends with .data, dequantized to float32; F16
+    weights stay F16. MODEL is a GGUF file, or demo for the demo model; its graph comes from a dry
+    run, which reads no weights. A LOG must be recorded with --level verbose.
     """
     need("onnx", "onnx")
     from llamacpp_instr.base.output import check_output, open_output
@@ -263,14 +263,14 @@ def to_otlp(
     force: bool = cli.FORCE,
     logs: Logs = LOGS,
 ) -> None:
-    """Each request is a span from its arrival to its end, with the children queue, prefill and
+    """Each request is a span from its arrival to its end, with the child spans queue, prefill and
     decode, and steps as events. Times and tokens are those of `instr requests`. Attributes follow
-    OpenTelemetry's conventions for generative AI. A span has no text.
+    OpenTelemetry's conventions for generative AI. Spans contain no text.
 
-    Without --endpoint, FILE gets lines of OTLP/JSON, which collectors read. The usual variables of
-    the environment change the rest, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_SERVICE_NAME. LOG
-    is a file, plain or compressed (.gz, .zst), or - for standard input. The parts of a rotated log
-    are one session.
+    Without --endpoint, FILE gets lines of OTLP/JSON, which collectors read. The usual environment
+    variables, such as OTEL_EXPORTER_OTLP_HEADERS and OTEL_SERVICE_NAME, set the rest. LOG is a
+    file, plain or compressed (.gz, .zst), or - for standard input. The parts of a rotated log are
+    one session.
     """
     need("otlp")
     from llamacpp_instr.base.output import check_output, open_output
@@ -314,15 +314,15 @@ def to_flashinfer(
         "Run the first prefill and decode of a log again, and store their tensors."
     ),
     dataset: Path | None = cli.option(
-        "Say which definitions this data set has, and for which share of the time.", "DIR", cli.PATH
+        "Report which definitions this data set has, and their share of the time.", "DIR", cli.PATH
     ),
     logs: Logs = LOGS,
     report: cli.ReportOutput = cli.FORM,
 ) -> None:
     """
     Writes a definition for each op, with a reference in PyTorch, and its workloads: the sizes that
-    occurred. Prints how often each definition was computed, how long that took, and which ops none
-    describes. Inputs are random, but indices are valid. With --capture they are those of a run.
+    occurred. Prints how often each definition was computed, how long that took, and which ops have
+    no definition. Inputs are random, but indices are valid. With --capture they come from a run.
 
     LOG is a file, plain or compressed (.gz, .zst), or - for standard input, recorded with --level
     detailed or verbose. DATASET must not exist; it appears when all its files are complete.
@@ -357,7 +357,7 @@ def to_flashinfer(
 def collect(
     output: str = cli.DATASET,
     host: str | None = cli.option(
-        "Name of the machine that recorded.  [default: its processor, cores and memory]", "NAME"
+        "Name of the recording machine.  [default: its processor, cores and memory]", "NAME"
     ),
     dask: str | None = cli.option(
         "Read the logs on the workers of this Dask scheduler.", "ADDRESS"
@@ -365,9 +365,9 @@ def collect(
     logs: Logs = LOGS,
 ) -> None:
     """Reads steps, requests and the times of ops of each log, and adds them to DATASET, for `instr
-    sql` or any engine that reads Parquet. Logs that it has are skipped, logs that have grown are
-    read again. A log that is damaged is named and left out; the exit status is then 1. It may be
-    interrupted at any time: each log is in DATASET as a whole or not at all.
+    sql` or any engine that reads Parquet. Logs that it already has are skipped; logs that have
+    grown are read again. A damaged log is named and left out, and the exit status is then 1. The
+    command may be interrupted at any time: each log is in DATASET as a whole or not at all.
 
     LOG is a file, plain or compressed (.gz, .zst), a folder, a pattern in quotes, or a URL that
     fsspec knows, such as s3://bucket/logs. Each part of a rotated log counts as a log.
@@ -406,8 +406,8 @@ def sql(
     output: cli.ReportOutput = cli.REPORT,
 ) -> None:
     """
-    `instr collect` makes data sets. QUERY is a SELECT, as DuckDB knows it, or the name of a query;
-    without one, the names are listed. The tables are logs, steps, requests, ops, hosts and
+    `instr collect` makes data sets. QUERY is a SELECT in DuckDB's SQL, or the name of a built-in
+    query; without QUERY, the names are listed. The tables are logs, steps, requests, ops, hosts and
     op_percentiles. A column whose name ends in ns holds nanoseconds; times are UTC. In ops, a row
     counts the kernels of one op whose durations differ by at most 2 %, and the percentiles
     of op_percentiles are within 1 %.

@@ -46,7 +46,7 @@ def diff(
     logs: tuple[str, ...] = cli.argument(nargs=-1, metavar="[A B...]"),
     before: list[tuple[str, ...]] = group("The logs of group A, two or more.", "A.log..."),
     after: list[tuple[str, ...]] = group(
-        "The logs of group B, two or more; again for each later group.", "B.log..."
+        "The logs of group B, two or more; repeat for each later group.", "B.log..."
     ),
     by: str | None = cli.option(
         "How to break down the steps.  [default: block and op]",
@@ -68,11 +68,12 @@ def diff(
     Record both with `instr run ... --repeat 11`, because the noise is estimated from the runs.
 
     With --before and --after, each side is a group of logs of several processes. With at least five
-    logs a side, the interval contains the measured variation between processes instead of an
-    assumed 2 %. Logs of both sides that were recorded in turns are compared in pairs.
+    logs per side, the interval contains the measured variation between processes instead of an
+    assumed 2 %. If the logs of both sides were recorded alternately, they are compared in pairs.
 
-    More than two logs or groups are a trend, in the order given: each is compared with the first
-    and with the one before it. Parts of a rotated log are one log, unless all logs are parts of it.
+    More than two logs or groups form a trend, in the order given: each is compared with the first
+    and with the previous one. The parts of a rotated log are one log, unless all logs are parts of
+    the same one.
     """
     from llamacpp_instr.converters.analyses.diff import compute_diff
     from llamacpp_instr.converters.analyses.diff.trend import compute_trend
@@ -142,7 +143,7 @@ class _Compare(GroupedCommand):
 def compare(
     inputs: tuple[str, ...] = cli.argument(nargs=-1, required=True, metavar="MODEL|LOG..."),
     log: list[tuple[str, ...]] = group(
-        "The logs of a MODEL, one or more: once for each MODEL, in their order.", "LOG..."
+        "One or more logs of a MODEL; repeat for each MODEL, in their order.", "LOG..."
     ),
     lenient: bool = cli.LENIENT,
     reference: str | None = cli.option("Base of the errors.  [default: the first]", "MODEL"),
@@ -258,7 +259,7 @@ def values(logs: Logs = several_logs("LOG [OTHER]"), output: cli.ReportOutput = 
 @cli.command(
     "instr probe",
     "instr probe --device Vulkan0                 # add this device to the file",
-    "instr probe --calibrate session.log          # follow what this machine does today",
+    "instr probe --calibrate session.log          # adjust to the machine's speed today",
 )
 def probe(
     output: str | None = cli.option(
@@ -274,17 +275,17 @@ def probe(
 ) -> None:
     """Measures how fast threads copy memory, by the amount that they copy, how fast ggml multiplies
     weights of each type, and the cost of an op that computes nothing. Then it records small random
-    models, and fits what each kernel costs. All this is done with 1, 2, 4 and more threads, up to
-    as many as `instr run` uses, and takes minutes. Run it while no other process computes: it
-    measures implausible figures again, and leaves them out if they remain so. `instr roofline`
+    models and fits the cost of each kernel. It does all this with 1, 2, 4 and more threads, up to
+    the number that `instr run` uses, and takes minutes. Run it while no other process computes: it
+    repeats implausible measurements, and leaves them out if they stay implausible. `instr roofline`
     compares logs of this machine with the result, and `instr predict` predicts models.
 
-    Of a device, it measures how fast it copies its memory, how fast ggml multiplies there, and the
-    cost of an op that computes nothing. `instr roofline` then has roofs for its kernels.
+    For a device, it measures how fast the device copies its memory, how fast ggml multiplies there,
+    and the cost of an op that computes nothing. `instr roofline` then has roofs for its kernels.
 
-    --calibrate measures nothing: it makes the costs in the file larger or smaller as in the log, by
-    one factor for each kind of kernel, and intervals wider if the log's steps scatter. The log
-    needs a few decodes of any model, at level detailed, on as many threads as you predict.
+    --calibrate measures nothing: it scales the costs in the file to those in the log, by one factor
+    for each kind of kernel, and widens the intervals if the log's steps scatter. The log needs a
+    few decodes of any model, at level detailed, with the number of threads that you predict for.
     """
     from llamacpp_instr.base.output import check_output, open_output
     from llamacpp_instr.base.system import how_to_install, missing_modules
@@ -311,8 +312,8 @@ def probe(
     missing = missing_modules("predict")
     if missing:
         notice(
-            f"{missing[0]} is not installed, so the costs of kernels are not measured, which instr"
-            f" predict needs: {how_to_install('predict')}"
+            f"{missing[0]} is not installed, so the costs of kernels, which instr predict needs,"
+            f" are not measured: {how_to_install('predict')}"
         )
     with progress_bar("Measuring") as on_progress:
         measured = measure(on_progress)
@@ -352,7 +353,7 @@ def _probe_device(name: str, path: str) -> None:
 
     known = _measured_before(path)
     if known.cpu != cpu_name():
-        raise UsageError(f"{path} is of {known.cpu}, this machine is {cpu_name()}")
+        raise UsageError(f"{path} is for {known.cpu}, but this machine is {cpu_name()}")
     native.load()
     device = device_named(name)
     with (
@@ -387,13 +388,13 @@ def _calibrate_probe(log: str, path: str) -> None:
 @cli.command("instr roofline session.log", "instr roofline session.log -o roof.html")
 def roofline(
     machine: str | None = cli.option(
-        "A file of `instr probe`.  [default: the one in the user's cache]", "FILE"
+        "A file from `instr probe`.  [default: the one in the user's cache]", "FILE"
     ),
     logs: Logs = LOGS,
     output: cli.ReportOutput = cli.REPORT,
 ) -> None:
-    """Prints, by op and phase, the rates, the FLOPs per byte, the rate that is attainable with that
-    many, the share of it that was reached, and the limit: memory or the kernel. `instr probe`
+    """Prints, by op and phase, the rates, the FLOPs per byte, the rate that is attainable at that
+    intensity, the share of it that was reached, and the limit: memory or the kernel. `instr probe`
     measures the machine.
 
     The HTML page draws the ops under the roofs. LOG is a file, plain or compressed (.gz, .zst), or
@@ -423,7 +424,7 @@ def roofline(
 def predict(
     model: str = cli.argument(),
     machine: str | None = cli.option(
-        "A file of `instr probe`, also an edited one.  [default: the one in the user's cache]",
+        "A file from `instr probe`, or an edited one.  [default: the one in the user's cache]",
         "FILE",
     ),
     types: str | None = cli.option(
@@ -448,8 +449,8 @@ def predict(
     builds the graphs in a dry run. Their kernels cost what `instr probe` measured; the uncertainty
     is one standard deviation.
 
-    With --types nothing is quantized. To ask for another machine, edit a copy of the file that
-    `instr probe -o FILE` writes, and name it with --machine.
+    --types quantizes nothing. To predict for another machine, edit a copy of the file that `instr
+    probe -o FILE` writes, and name it with --machine.
 
     MODEL is a GGUF file, the first part of a split model, or demo for the demo model.
     """
@@ -498,7 +499,7 @@ def schedule(
             "Steps of this phase: the median of each op.  [default: decode]",
             type=Choice(["prefill", "decode", "encode"]),
         ),
-        step=cli.option("This step alone.", type=IntRange(min=0)),
+        step=cli.option("Only this step.", type=IntRange(min=0)),
         layers=cli.range_option("Only layers A to B; 0: only the first."),
         sequences=cli.option("Independent sequences in flight.", type=IntRange(1, 1024), default=1),
         tokens=cli.option(
@@ -507,25 +508,25 @@ def schedule(
         beside_prefill=cli.flag("Add the log's prefill, independent of it."),
     ),
     machine: str | None = cli.option(
-        "For a model: a file of `instr probe`.  [default: the one in the user's cache]", "FILE"
+        "For a model: a file from `instr probe`.  [default: the one in the user's cache]", "FILE"
     ),
     sweep: tuple[int, int] | None = cli.range_option("Print a curve: from A to B equal engines."),
     perfetto: str | None = cli.option("Also write the schedule as a Perfetto trace.", "FILE"),
     lenient: bool = cli.LENIENT,
     output: cli.ReportOutput = cli.REPORT,
 ) -> None:
-    """Prints how long the ops of a decode would take on engines that may not exist, what these do,
-    the critical path by layer and block, and the lower bound that binds. The times are those that a
-    log recorded, the median of each op, divided by the speeds of the engines.
+    """Prints how long the ops of a decode would take on engines that may not exist, what each of
+    them does, the critical path by layer and block, and the lower bound that binds. The times are
+    those that a log recorded, the median of each op, divided by the speeds of the engines.
 
-    --split heads makes parts for each head, of flash attention dot products, three passes of a
-    soft-max and a weighted sum, and of a fused kernel its ops, each timed on this machine. --split
-    rows divides ops as ggml divides them among threads, --split tiles divides matrix products into
-    tiles.
+    --split heads makes parts for each head. It divides flash attention into dot products, three
+    passes of a soft-max and a weighted sum, and a fused kernel into its ops, each timed on this
+    machine. --split rows divides ops as ggml divides them among threads, --split tiles divides
+    matrix products into tiles.
 
-    LOG is a file, plain or compressed (.gz, .zst), or - for standard input. GRAPH.toml has tasks by
-    hand. For a MODEL (a GGUF file or demo) the times are predicted: a decode after 512 tokens, or a
-    prefill of 512, on one thread.
+    LOG is a file, plain or compressed (.gz, .zst), or - for standard input. GRAPH.toml has tasks
+    written by hand. For a MODEL (a GGUF file or demo) the times are predicted: a decode after 512
+    tokens, or a prefill of 512, on one thread.
     """
     from llamacpp_instr.base.output import check_output, open_output
     from llamacpp_instr.converters.scheduling import report, sources

@@ -38,7 +38,7 @@ class Logs:
     @contextmanager
     def converting(self, bound: SizeBound) -> Iterator[list[EventReader]]:
         """The events of each run, with a progress bar, for a trace of a size within `bound`. At the
-        end it says of each log that is not whole what is missing."""
+        end, notices say what is missing from each log that is not whole."""
         from llamacpp_instr.log.runs import find_runs, read_run
 
         runs = find_runs(self.names)
@@ -128,7 +128,7 @@ def is_model(source: str) -> bool:
 MAX_TRACE = 10**9
 """bytes that the UI can open"""
 SAMPLE, LARGE = 16_000_000, 100_000_000
-"""bytes of a trace from which on its size is estimated, and those that are worth a line"""
+"""bytes of a trace above which its size is estimated, and above which a notice is printed"""
 
 MAX_SIZE = cli.option(
     "Refuse to write a larger trace.", "SIZE", default="1GB", callback=cli.bytes_of_size
@@ -137,8 +137,8 @@ MAX_SIZE = cli.option(
 
 class SizeBound:
     """Counts the bytes of a trace, and ends its writing with a UsageError as soon as it is, or will
-    be, larger than `most`. The share of the log that was read predicts its final size, if the
-    `whole` log is traced: of a range of steps only the bytes count."""
+    be, larger than `most`. If the `whole` log is traced, the share of the log that was read
+    predicts the final size; for a range of steps, only the bytes written count."""
 
     def __init__(self, most: int, whole: bool, cure: str = "") -> None:
         self._most, self._whole, self._cure = most, whole, cure

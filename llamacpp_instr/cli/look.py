@@ -68,7 +68,7 @@ def stats(
     ),
     sort: str | None = cli.option("Order the rows by a column.", "COLUMN"),
     top: int | None = cli.option("Only the first N rows.", "N", IntRange(1)),
-    warmup: bool = cli.flag("Count warm-up runs too."),
+    warmup: bool = cli.flag("Also count warm-up runs."),
     logs: Logs = LOGS,
     output: cli.ReportOutput = cli.REPORT,
 ) -> None:
@@ -82,7 +82,7 @@ def stats(
     by phase, context or mark counts steps; with another key or a filter of kernels, it counts
     kernels. By expert, it counts the tokens that used each.
 
-    At the level verbose, also how long each thread waited. LOG is a file, plain or compressed
+    At level verbose, it also prints how long each thread waited. LOG is a file, plain or compressed
     (.gz, .zst), or - for standard input. The parts of a rotated log are one session; other logs are
     shown one after the other.
     """
@@ -110,7 +110,7 @@ def requests(
     output: cli.ReportOutput = cli.REPORT,
 ) -> None:
     """Prints the median, the 90th and the 99th percentile of the time in the queue, to the first
-    token, between tokens and in total; how many requests there were at once, over time; then the
+    token, between tokens and in total; the number of concurrent requests over time; then the
     slowest requests.
 
     A request is a prompt and its tokens in one sequence. Its arrival is known if the application
@@ -142,7 +142,7 @@ def requests(
 )
 def tree(
     by: Any = cli.option(
-        "What is added up.", type=Choice(["time", "bytes", "flops"]), default="time"
+        "What to add up.", type=Choice(["time", "bytes", "flops"]), default="time"
     ),
     export: str | None = cli.flags(
         folded="Print folded stacks.", speedscope="Print a file for speedscope."
@@ -177,7 +177,7 @@ def tree(
         output.write_several(found)
         return
     if len(sessions) > 1:
-        raise UsageError(f"--{export} takes one session, and these logs are {len(sessions)}")
+        raise UsageError(f"--{export} takes one session, but these logs have {len(sessions)}")
     tree = build_tree(sessions[0], by)
     folded = export == "folded"
     output.write_text(render_folded(tree) if folded else render_speedscope(tree, sessions[0].path))
@@ -190,7 +190,7 @@ def cat(
     ),
     steps: tuple[int, int] | None = cli.range_option("Only events of steps A to B."),
     layers: tuple[int, int] | None = cli.range_option(
-        "Only lines of layers A to B; none: of those outside of layers."
+        "Only lines of layers A to B; none: those outside of layers."
     ),
     expand: bool = cli.flag("One line for each op and layer (the flat form)."),
     logs: Logs = LOGS,
@@ -226,8 +226,8 @@ def check(
 ) -> None:
     """
     Checks the schema, references, order, spans and counts. LOG is a file, plain or compressed (.gz,
-    .zst), or - for standard input. A part of a rotated log that is missing between two others is a
-    finding, too. Prints one line for each finding, with its line number, and stops after 10,000.
+    .zst), or - for standard input. A part of a rotated log that is missing between two others is
+    also a finding. Prints one line for each finding, with its line number, and stops after 10,000.
     Exits with status 0 if there are no findings, 1 if there are some, 2 if a file cannot be read as
     a log.
     """
@@ -265,13 +265,13 @@ def merge(
 ) -> None:
     """
     Joins the log of a client of llama.cpp's RPC backend with those of its servers. In the result
-    each server's kernels are those of a device, at the client's time; the commands have the times
-    of both ends. Every command reads it as any log.
+    each server's kernels are those of a device, on the client's clock; the RPC commands have the
+    times of both ends. Every `instr` command reads it like any other log.
 
     The order of the logs does not matter. Connections are paired by their addresses; through a
-    proxy, by their commands. The clocks are joined by the commands: what was sent cannot be there
-    before. So a time of a server has an uncertainty, which is printed, and the log has it. A server
-    whose log is missing stays a device without kernels.
+    proxy, by their commands. The commands also align the clocks: nothing can arrive before it was
+    sent. A server's times therefore have an uncertainty, which is printed and is in the log. A
+    server whose log is missing stays a device without kernels.
 
     LOG is a file, plain or compressed (.gz, .zst). The parts of a rotated log are one log.
     """
@@ -343,10 +343,10 @@ def live(
 ) -> None:
     """
     Serves a page on 127.0.0.1 until Ctrl-C: the text of every request as it is generated, with its
-    times; tokens per second; layers and blocks of the latest step; the KV cache and memory. It
-    follows the log into its next parts if it rotates. The recorded program does not notice.
+    times; tokens per second; layers and blocks of the latest step; the KV cache and memory. If the
+    log rotates, the page follows it into the next part. The recorded program does not notice.
 
-    Prometheus can read the same figures at /metrics of that port.
+    Prometheus can read the same figures at /metrics on that port.
 
     --tui shows the figures in the terminal, for example on a remote machine. --otlp sends the spans
     that `instr to-otlp` makes.

@@ -50,7 +50,7 @@ def import_(
     SOURCE is a Hugging Face folder with safetensors or PyTorch files, a folder in Meta's own layout
     (consolidated.*.pth, params.json, tokenizer.model; Llama 1 to 3), or a LoRA adapter of PEFT.
     llama.cpp's own converter does the work, in its own process. It needs the packages of
-    llamacpp-instr[hf]. No code of the folder runs, and nothing is downloaded but the converter.
+    llamacpp-instr[hf]. No code from the folder runs, and only the converter is downloaded.
     """
     from llamacpp_instr.base.output import check_model_output
     from llamacpp_instr.lab.importer.source import import_model, open_source
@@ -77,14 +77,14 @@ def inspect(
 ) -> None:
     """Prints the architecture, the hyper-parameters, the tokenizer and the tensors of a GGUF file:
     their types by count, bytes and share, bits per weight by type, role and layer, and which
-    tensors have another type than the file type defines because its blocks do not divide their
-    rows.
+    tensors have a type other than the one that the file type defines, because its blocks do not
+    divide their rows.
 
-    Reads only the headers, however large the file is. MODEL is a GGUF file, also a LoRA adapter or
-    a multimodal projector, the first part of a split model, or demo for the demo model.
+    Reads only the headers, however large the file is. MODEL is a GGUF file, which may be a LoRA
+    adapter or a multimodal projector, the first part of a split model, or demo for the demo model.
 
-    Of an importance matrix (GGUF, or the older .dat) it prints the text and the chunks, what it has
-    seen of each role, the experts that it never reached, and outlier channels: those whose mean
+    For an importance matrix (GGUF, or the older .dat) it prints the text and the chunks, what it
+    has seen of each role, the experts that it never reached, and outlier channels: those whose mean
     square is above 100 times the median of the tensor.
     """
     from llamacpp_instr.converters.analyses import inspect as inspection
@@ -262,8 +262,8 @@ def validate(
 
     With --reference it compares a prefill with transformers instead: the embeddings, the hidden
     states after every layer, and the logits of the same tokens. FOLDER is the Hugging Face folder
-    that the model was converted from. The report names the first layer where they part. This needs
-    the packages of llamacpp-instr[hf], and memory for the weights in float32.
+    that the model was converted from. The report names the first layer where they diverge. This
+    needs the packages of llamacpp-instr[hf], and memory for the weights in float32.
 
     MODEL is a GGUF file, or demo for the demo model. Exits with status 1 if an error is beyond its
     tolerance.

@@ -1,5 +1,5 @@
-"""What declares a command: its name and examples, and its options, those that several commands have
-and what a shell completes as their values. It is the only place that writes a report.
+"""What declares a command: its name and examples, its options, the options that several commands
+share, and the values that a shell completes. It is the only place that writes a report.
 
 `eval "$(_INSTR_COMPLETE=bash_source instr)"` turns completion on.
 """
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 LAST = 2**63
 MOST_TOKENS = 1 << 16
-"""what an option may ask for, where memory or time grow with it and nothing else limits it"""
+"""the most that an option may ask for, where memory or time grow with it without another limit"""
 PATH = click.Path(path_type=Path)
 
 
 class _Declared(NamedTuple):
-    """What the command line gives for a parameter of a command, whose default this is."""
+    """The default of a parameter of a command: it declares what the command line gives for it."""
 
     declare: Callable[[str], list[click.Parameter]]
     """returns its options or its argument, by the name of the parameter"""
@@ -48,9 +48,9 @@ class _Declared(NamedTuple):
 def command(
     *examples: str, cls: type[click.Command] = click.Command, **settings: Any
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Makes a command of a function: its name with dashes; as the help its line of `COMMANDS` and
-    its docstring, and below it the examples. The default of each parameter is what `option`,
-    `flag`, `argument` or another function below returns. The other arguments are those of `cls`."""
+    """Makes a command from a function. The name gets dashes; the help is its line of `COMMANDS`,
+    its docstring and the examples. The default of each parameter is what `option`, `flag`,
+    `argument` or another function below returns. The other arguments are those of `cls`."""
     heading = "Examples:" if len(examples) > 1 else "Example:"
     epilog = "\n  ".join([f"\b\n{heading}", *examples])
 
@@ -189,7 +189,7 @@ def bytes_of_size(_ctx: click.Context, _param: click.Parameter, value: str | Non
 
 def read_text(name: str, what: str = "text") -> str:
     """The text of a file without the newline at its end, as llama-perplexity reads it; `-` is
-    standard input. Raises `UsageError`, which says `what`, for one that cannot be read."""
+    standard input. Raises `UsageError`, which names `what`, for one that cannot be read."""
     source = "standard input" if name == "-" else name
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
@@ -201,8 +201,8 @@ def read_text(name: str, what: str = "text") -> str:
 
 
 def complete_names(_ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """The names that continue what follows the last separator, in any case, with what precedes it:
-    a shell replaces the whole word."""
+    """The names that complete what follows the last separator, in upper or lower case, each with
+    the text before it: a shell replaces the whole word."""
     names: Iterable[str]
     separator = ","
     if param.name == "by":
@@ -277,8 +277,8 @@ REPLACE = flag("Replace the files of an earlier call in DIR.")
 CONTEXT = gathered(
     _context,
     ctx=option("Size of the context.  [default: the model's own, at most 4096]", "TOKENS", int),
-    batch=option("Tokens of one decode at most.  [default: 2048]", "TOKENS", int),
-    ubatch=option("Tokens of one graph at most.  [default: 512]", "TOKENS", int),
+    batch=option("Maximum tokens per decode.  [default: 2048]", "TOKENS", int),
+    ubatch=option("Maximum tokens per graph.  [default: 512]", "TOKENS", int),
     threads=THREADS,
     cache_type_k=option("Storage type of the K cache.", "TYPE", default="f16"),
     cache_type_v=option("Storage type of the V cache.", "TYPE", default="f16"),
@@ -287,7 +287,7 @@ CONTEXT = gathered(
 """for every command that makes or plans a context, which it gets as `ContextOptions`"""
 
 LORA = option(
-    "A LoRA adapter, and the factor of what it adds, 1 by default; may be repeated.",
+    "A LoRA adapter, and the factor for what it adds, 1 by default; may be repeated.",
     "--lora FILE[:SCALE]",
     multiple=True,
     callback=lambda _ctx, _param, values: _adapters(values),
@@ -296,12 +296,12 @@ LORA = option(
 PLACEMENT = gathered(
     _placement,
     gpu_layers=option(
-        "Layers on devices, the last ones; the output is one more.  [default: all]",
+        "Layers on devices, the last ones; the output counts as one more.  [default: all]",
         "N",
         IntRange(0),
     ),
     device=option("Devices that get layers, as `instr doctor` names them; or none.", "NAME,…"),
-    tensor_split=option("Shares of the devices in the layers, such as 3,1.", "SHARE,…"),
+    tensor_split=option("Shares of the layers for the devices, such as 3,1.", "SHARE,…"),
     override_tensor=option(
         "Tensors whose names match go to a buffer, such as ffn_.*_exps=CPU; may be repeated.",
         "PATTERN=BUFFER",
@@ -335,7 +335,7 @@ class ReportOutput:
 
     def check(self, *inputs: str | Path | None, exports: Sequence[str] = ()) -> None:
         """Raise `UsageError` if the output cannot be written, is one of `inputs`, or has the suffix
-        of something else; `exports` are those of the command beside its report."""
+        of something else. `exports` are suffixes that the command can write besides reports."""
         from llamacpp_instr.base.output import check_output
         from llamacpp_instr.report.render import SUFFIXES
 
@@ -357,8 +357,8 @@ class ReportOutput:
         charts: Sequence[Chart | Figure] = (),
         title: str | None = None,
     ) -> None:
-        """Write the reports in the chosen format; the arguments are those of `render`. A file is
-        not as wide as the terminal that it was written from."""
+        """Write the reports in the chosen format; the arguments are those of `render`. The width of
+        a file does not depend on the terminal."""
         from llamacpp_instr.base.terminal import PIPE
         from llamacpp_instr.report.render import render
 
@@ -389,8 +389,8 @@ class ReportOutput:
 
 
 def default_name(log: str, suffix: str, what: str) -> str:
-    """The name of an output beside its log. Raises UsageError for standard input; `what` is what
-    to name."""
+    """The name of an output beside its log. For standard input, raises a UsageError that asks for
+    the name of `what`."""
     if log == "-":
         raise UsageError(f"name the {what} with -o: standard input has no name")
     name = Path(log)
@@ -435,7 +435,7 @@ class Serving:
 
         print_line(address)
         if not self.no_browser:
-            # some browsers are waited for, and they wait for the page
+            # `open` waits for some browsers, and they wait for the page
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""The commands about quantization: the importance of columns, to quantize, what it costs in outputs
+"""The commands about quantization: the importance of columns, quantizing, what it costs in outputs
 and in weights, and where the difference begins."""
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 @cli.command("instr imatrix model-F16.gguf --text calibration.txt -o imatrix.gguf")
 def imatrix(
     model: str = cli.argument(),
-    text: str = cli.option("Text to compute; - is standard input.", "FILE", required=True),
+    text: str = cli.option("Text to run MODEL on; - is standard input.", "FILE", required=True),
     output: str = cli.option(
         "The GGUF file to write; - is standard output.", "-o --output FILE", required=True
     ),
     ctx: int | None = cli.option("Length of a chunk.  [default: 512]", "TOKENS", int),
     chunks: int | None = cli.option(
-        "Chunks at most.  [default: the whole text]", "N", IntRange(1, cli.MOST_TOKENS)
+        "Maximum chunks.  [default: the whole text]", "N", IntRange(1, cli.MOST_TOKENS)
     ),
     threads: int | None = cli.THREADS,
     batch: int | None = cli.option("Tokens computed at once.  [default: 512]", "TOKENS", int),
@@ -40,9 +40,9 @@ def imatrix(
 ) -> None:
     """
     For each column of a weight it writes the sum of the squares of the inputs that were multiplied
-    by it, and of experts the same for each. `instr quantize --imatrix` rounds important columns
-    more exactly. The file is llama-imatrix's, and equals it on the same text within rounding. MODEL
-    is a GGUF file, the first part of a split model, or demo for the demo model.
+    by it, separately for each expert. `instr quantize --imatrix` rounds important columns more
+    exactly. The file has llama-imatrix's format, and on the same text has its values within
+    rounding. MODEL is a GGUF file, the first part of a split model, or demo for the demo model.
     """
     from llamacpp_instr.base.output import (
         begins_as_model,
@@ -134,7 +134,7 @@ def quantize(
     each file, and the tensors that could not get the intended type.
 
     An importance matrix that does not belong to MODEL is refused: it has tensors that MODEL lacks,
-    or rows of another length. Warnings say which experts and tensors it knows nothing of.
+    or rows of another length. Warnings name the experts and tensors that it lacks.
     """
     from llamacpp_instr.converters.analyses.quality import list_tensors, quantization_reports
     from llamacpp_instr.lab.quantize.plan import QuantizeOptions, parse_tensor_type, quantized_paths
@@ -199,7 +199,7 @@ def quality(
         dict,
         ctx=cli.option("Length of a chunk.  [default: 512]", "TOKENS", int),
         chunks=cli.option(
-            "Chunks at most.  [default: the whole text; 16 if REF generates it]",
+            "Maximum chunks.  [default: the whole text; 16 if REF generates it]",
             "N",
             IntRange(1, cli.MOST_TOKENS),
         ),
@@ -220,13 +220,13 @@ def quality(
     tensors: bool = cli.flag("List every tensor, as JSON and HTML always do."),
     output: cli.ReportOutput = cli.REPORT,
 ) -> None:
-    """Compares each CANDIDATE with REF: perplexity, KL divergence, the change of the probability of
+    """Compares each CANDIDATE with REF: perplexity, KL divergence, the change in the probability of
     the text's own tokens (Δp), how often both have the same most probable token, and the error of
     each weight.
 
-    With types of the cache, each CANDIDATE has a cache of each type of K with each type of V, and
-    REF has one of f16; without CANDIDATE, REF is compared with itself. The differences are listed
-    by position in the context too, and beside them the memory and the speed of each cache.
+    With cache types, each CANDIDATE runs with each type of K combined with each type of V, and REF
+    runs with f16; without CANDIDATE, REF is compared with itself. The differences are also listed
+    by position in the context, with the memory and the speed of each cache.
 
     All models run side by side, so no logits are stored. On the same text the figures equal those
     of llama-perplexity. A model is a GGUF file, or demo for the demo model.
@@ -311,9 +311,9 @@ def diverge(
     a: str = cli.argument(metavar="A"),
     b: str = cli.argument(metavar="B"),
     text: str | None = cli.option(
-        "Text to compute; - is standard input.  [default: A writes it]", "FILE"
+        "Text to run both on; - is standard input.  [default: A writes it]", "FILE"
     ),
-    tokens: int = cli.option("Tokens at most.", type=IntRange(1, cli.MOST_TOKENS), default=512),
+    tokens: int = cli.option("Maximum tokens.", type=IntRange(1, cli.MOST_TOKENS), default=512),
     ctx: int | None = cli.option(
         "Length of a chunk.  [default: 512 of a text; an eighth of the tokens if A writes them]",
         "TOKENS",
@@ -323,7 +323,7 @@ def diverge(
         "Name the first op whose relative error is larger.", type=float, default=0.01
     ),
     memory: int = cli.option(
-        "Memory for values of ops, beside what both models take.",
+        "Memory for values of ops, besides what both models take.",
         "MIB",
         IntRange(1, 1 << 30),
         default=512,
@@ -375,7 +375,7 @@ def diverge(
 def blocks(
     model: str = cli.argument(),
     tensor: str = cli.argument(),
-    block: int | None = cli.option("Print all of block N only.", "N", IntRange(min=0)),
+    block: int | None = cli.option("Print only block N, in full.", "N", IntRange(min=0)),
     reference: str | None = cli.option("The model to compare TENSOR with.", "FILE"),
     heat_map: str | None = cli.option(
         "Draw the scales, or errors, to FILE.png or FILE.svg.", "FILE"
@@ -433,7 +433,7 @@ def weights(
     model: str = cli.argument(),
     pattern: str = cli.argument(default="*"),
     reference: str | None = cli.option(
-        "The model that MODEL was quantized from: also the errors.", "FILE"
+        "The model that MODEL was quantized from; adds the errors.", "FILE"
     ),
     view: bool = cli.flag("Show every weight as a page in the browser."),
     serving: cli.Serving = cli.serving_options(" of --view"),

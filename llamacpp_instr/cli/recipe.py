@@ -19,18 +19,18 @@ from llamacpp_instr.cli import options as cli
 def recipe(
     model: str = cli.argument(),
     size: int | None = cli.option(
-        "Bytes of the file at most, such as 4.5GB.", "SIZE", callback=cli.bytes_of_size
+        "Maximum size of the file, such as 4.5GB.", "SIZE", callback=cli.bytes_of_size
     ),
     bpw: float | None = cli.option(
-        "Bits per weight at most.", "BITS", FloatRange(0, 64, min_open=True)
+        "Maximum bits per weight.", "BITS", FloatRange(0, 64, min_open=True)
     ),
     memory: int | None = cli.option(
-        "Bytes of memory at most, with a context of --ctx tokens.",
+        "Maximum memory, with a context of --ctx tokens.",
         "SIZE",
         callback=cli.bytes_of_size,
     ),
     ctx: int | None = cli.option(
-        "Tokens of that context.  [default: as `instr run` has them]",
+        "Size of that context.  [default: that of `instr run`]",
         "TOKENS",
         IntRange(1, 1 << 24),
     ),
@@ -38,18 +38,18 @@ def recipe(
         "Storage types of the K cache of that context, to choose from.  [default: f16]", "TYPE,…"
     ),
     cache_type_v: str | None = cli.option(
-        "Storage types of its V cache, to choose from.  [default: f16]", "TYPE,…"
+        "Storage types of the V cache of that context, to choose from.  [default: f16]", "TYPE,…"
     ),
     speed: float | None = cli.option(
-        "Tokens per second to decode at least, as `instr predict` predicts them.",
+        "Minimum decode speed in tokens per second, as `instr predict` predicts it.",
         "TOKENS",
         FloatRange(0, min_open=True),
     ),
     machine: str | None = cli.option(
-        "A file of `instr probe`, for speeds.  [default: the one in the user's cache]", "FILE"
+        "A file from `instr probe`, for speeds.  [default: the one in the user's cache]", "FILE"
     ),
     from_recipe: str | None = cli.option(
-        "Make the model of this recipe again; measure nothing.", "--recipe FILE"
+        "Rebuild the model of this recipe; measure nothing.", "--recipe FILE"
     ),
     imatrix: str | None = cli.option("Importance matrix for the quantizer.", "FILE"),
     text: str | None = cli.option(
@@ -58,11 +58,11 @@ def recipe(
         "FILE",
     ),
     chunks: int = cli.option(
-        "Chunks of 512 tokens of each text, at most.", "N", IntRange(1, 1024), default=8
+        "Maximum chunks of 512 tokens from each text.", "N", IntRange(1, 1024), default=8
     ),
     threads: int | None = cli.THREADS,
     output: str | None = cli.option(
-        "With a bound or --recipe: the model to write. Without: the report.", "-o --output FILE"
+        "With a bound or --recipe: the model to write. Otherwise: the report.", "-o --output FILE"
     ),
     report: cli.ReportOutput = cli.FORM,
     force: bool = cli.FORCE,
@@ -72,13 +72,13 @@ def recipe(
     and recommends one. Speed and memory are predictions, if `instr probe` has measured this
     machine.
 
-    With a bound it finds the types of the tensors that cost least KL divergence. It measures the
-    error of each tensor in each type, and the effect on the output of groups of tensors. The model
-    is written to FILE.gguf, the types to FILE.types.txt, which llama-quantize --tensor-type-file
-    reads, and everything that makes the same model again to FILE.json. Then the model is compared
-    with llama.cpp's own types of about its size, on text that was not used to choose.
+    With a bound it finds the types of the tensors that cost the least KL divergence. It measures
+    the error of each tensor in each type, and the effect of groups of tensors on the output. The
+    model is written to FILE.gguf, the types to FILE.types.txt, which llama-quantize
+    --tensor-type-file reads, and everything needed to rebuild the model to FILE.json. Then the
+    model is compared with llama.cpp's own types of about its size, on text not used for the choice.
 
-    What was measured is kept: another bound, or a run after Ctrl-C, does not measure it again.
+    Measurements are kept: another bound, or a run after Ctrl-C, does not repeat them.
 
     MODEL is a GGUF file, ideally in F16, BF16 or F32, the first part of a split model, or demo for
     the demo model.
@@ -113,7 +113,7 @@ def recipe(
     given = {"ctx": ctx, "cache-type-k": cache_type_k, "cache-type-v": cache_type_v}
     for name, value in given.items():
         if value is not None and memory is None:
-            raise UsageError(f"--{name} is of the context of --memory; give both")
+            raise UsageError(f"--{name} is for the context of --memory; give both")
     caches = parse_cache_types(cache_type_k, cache_type_v) or [CacheTypes()]
     probe = read_probe(machine) if machine is not None or speed is not None else known_probe()
     predictor = Machine(probe, threads or default_threads()) if probe is not None else None

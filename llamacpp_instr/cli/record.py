@@ -67,7 +67,7 @@ def run(
         "FILE",
         cli.PATH,
     ),
-    n: int = cli.option("Tokens to generate at most.", "-n", default=128),
+    n: int = cli.option("Maximum tokens to generate.", "-n", default=128),
     level: str = _LEVEL,
     log: Path | None = cli.option(
         "The log to write; - is standard output.  "
@@ -80,14 +80,14 @@ def run(
         _sampling,
         temp=cli.option("Temperature; 0 is greedy.", default=0.0),
         top_k=cli.option("Sample from the K most probable tokens.", type=int),
-        top_p=cli.option("Sample from the fewest tokens with this probability.", type=float),
+        top_p=cli.option("Sample from the fewest tokens that have this probability.", type=float),
         min_p=cli.option("Drop tokens below this share of the best probability.", type=float),
         seed=cli.option("Seed of the sampling.  [default: random, kept in the log]", type=int),
     ),
     context: ContextOptions = cli.CONTEXT,
     lora: list[Adapter] = cli.LORA,
     placement: Placement = cli.PLACEMENT,
-    no_mmap: bool = cli.flag("Read the model into memory, do not map it."),
+    no_mmap: bool = cli.flag("Read the model into memory instead of mapping it."),
     more: dict[str, Any] = cli.gathered(
         dict,
         chat=cli.CHAT,
@@ -228,16 +228,16 @@ def exec_(
             callback=cli.bytes_of_size,
         ),
         force=cli.flag("Replace the log and its parts if they exist."),
-        keep_args=cli.flag("Keep arguments that look like secrets, instead of [redacted]."),
+        keep_args=cli.flag("Keep arguments that look like secrets; redact nothing."),
     ),
     live: bool = _LIVE,
     command: tuple[str, ...] = cli.argument(nargs=-1, type=click.UNPROCESSED),
 ) -> None:
     """
     Every process of COMMAND that uses llama-cpp-python writes a log. Input, output and exit status
-    are those of COMMAND. The paths of the logs go to standard error, with what is missing in a log
-    if it is incomplete. --force replaces only files that begin like a log. An old log is kept until
-    the command has begun a new one.
+    are those of COMMAND. The paths of the logs go to standard error, with what is missing from an
+    incomplete log. --force replaces only files that begin like a log. An old log is kept until the
+    command has started a new one.
 
     A log contains the arguments of its process without secrets. [redacted] replaces the VALUE of
     --NAME VALUE, NAME=VALUE and NAME: VALUE if NAME ends in, or contains as a word, key, token,
@@ -294,7 +294,7 @@ def bench(
     Measures tokens per second as llama-bench does: of a prompt, and of tokens that are decoded one
     by one, without a sampler. Each model, number of threads and depth is a configuration. All take
     turns, and each is compared with the first: the ratio of their speeds with its 95 % interval,
-    and whether it is noise. What warms up does not count.
+    and whether it is noise. Warm-up runs do not count.
 
     Each round of each configuration has a log in DIR, which `instr summary` and `instr diff` read.
     Ctrl-C prints what was measured. MODEL is a GGUF file, or demo for the demo model.
@@ -315,7 +315,7 @@ def bench(
 
 
 class _Debug(click.Command):
-    """Everything after -- is the program's."""
+    """Everything after -- belongs to the program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -334,7 +334,7 @@ class _Debug(click.Command):
 def debug(
     model: str | None = cli.argument(required=False),
     prompt: str | None = cli.option("The prompt; - is not possible here.", "-p --prompt TEXT"),
-    n: int = cli.option("Tokens to generate at most.", "-n", default=16),
+    n: int = cli.option("Maximum tokens to generate.", "-n", default=16),
     breakpoints: tuple[str, ...] = cli.option(
         "A breakpoint, as `help break` describes it; may be repeated.  [default: the first op]",
         "-b --break TEXT",
@@ -360,7 +360,7 @@ def debug(
 ) -> None:
     """
     MODEL is a GGUF file, or demo for the demo model; or give a Python program after --, which runs
-    in this process. A compute stops after an op, when its result is there. Commands are read from
+    in this process. A compute stops after an op, when its result is ready. Commands are read from
     standard input; `help` lists them. The generated text goes to standard output, everything else
     to standard error.
 
@@ -375,7 +375,7 @@ def debug(
     if for_editor:
         for given in cli.given_options():
             if given not in ("--prompt", "--dap", "--dap-port"):
-                raise UsageError(f"{given} is not for --dap; the launch configuration has it")
+                raise UsageError(f"{given} is not for --dap; set it in the launch configuration")
         if program is not None:
             raise UsageError("--dap is for models; leave out the program after --")
         if dap and dap_port is not None:

@@ -27,7 +27,7 @@ class AttentionWeights(NamedTuple):
 
     layer: int
     weights: npt.NDArray[np.float64]
-    """(heads, tokens, cells); if sequences have caches of their own, of the token's own"""
+    """(heads, tokens, cells); if each sequence has its own cache, the cells of the token's own"""
     computed: bool
     """from queries and keys, because flash attention has no node with these values"""
     sinks: bool
@@ -52,8 +52,8 @@ def attention_node(graph: LiveGraph, layer: int) -> Node:
 
 def attention(stop: Stop, layer: int | None = None) -> AttentionWeights:
     """The attention of a layer, by default of the one where the compute stopped; outside all
-    layers, of the last one before. Raises `UsageError` if the layer has none, or if it is not in
-    memory: not computed yet, or, some ops later, overwritten."""
+    layers, of the previous one. Raises `UsageError` if the layer has none, or if it is not in
+    memory: not computed yet or, some ops later, overwritten."""
     stop.address()  # raises if the compute has gone on
     if layer is None:
         passed = (node.layer for node in reversed(stop.graph.nodes[: stop.node.index + 1]))
@@ -89,7 +89,7 @@ def flash_attention(
     """(streams, heads, tokens, cells) the weights that FLASH_ATTN_EXT gives to the values.
 
     `queries` (streams, heads, tokens, width), `keys` (streams, heads of keys, cells, width): each
-    serves as many heads of queries in a row. `mask` (streams or 1, heads or 1, tokens or more,
+    serves equally many consecutive heads. `mask` (streams or 1, heads or 1, tokens or more,
     cells) is added, times the head's slope if `max_bias` (ALiBi) is not 0. `sinks` (heads,) are
     logits that take part in the soft-max and have no value. `softcap` bounds the logits by tanh.
     """

@@ -3,7 +3,7 @@ patching), or streamed to shards in safetensors' format.
 
 A shard holds the tokens of some computes, `tokens` and `positions`, and for each node a matrix with
 a row for each of them. Memory is bounded by the size of a shard. Invariant: every file of the
-directory is whole, and the index names only files that are; a run that ends early leaves those.
+directory is whole, and the index names only existing files, even after a run that ended early.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SHARD = re.compile(r"shard-\d{5,}\.safetensors")
 
 
 def matching(graph: LiveGraph, pattern: str) -> list[Node]:
-    """The nodes whose names match a pattern (`ffn_out-*`); of several with one name, the last.
+    """The nodes whose names match a pattern (`ffn_out-*`); of several with the same name, the last.
     Raises `UsageError`, which says why, if there is none."""
     found = [
         graph.nodes[index]
         for name, index in graph.by_name.items()
-        # one that has no rows in this compute, as it wants no logits, has some in another
+        # a node without rows in this compute, which wants no logits, has some in another
         if graph.nodes[index].op not in VIEW_OPS and name_matches(name, pattern)
     ]
     if not found:
@@ -57,12 +57,12 @@ class ByToken(OfGraph):
         self.pattern = pattern
 
     def choose(self, graph: LiveGraph) -> Collection[int]:
-        """Raises `UsageError` if no node matches, or if one has no row for each token."""
+        """Raises `UsageError` if no node matches, or if one lacks a row for each token."""
         nodes = matching(graph, self.pattern)
         for node in nodes:
             rows = graph.rows[node.index]
             if rows is None or np.prod(node.ne[rows.axis + 1 :]) != 1:
-                raise UsageError(f"{node}: it has no row for each token")
+                raise UsageError(f"{node}: it does not have a row for each token")
         return [node.index for node in nodes]
 
     def by_position(self, stop: Stop) -> tuple[Array, list[int]]:
@@ -94,7 +94,7 @@ class CollectedLogits:
 
 class Captured(ByToken):
     """Keeps the values by position, during the run that they are taken from. A position that is
-    computed again has its latest values."""
+    computed again gets its latest values."""
 
     def __init__(self, pattern: str) -> None:
         super().__init__(pattern)
@@ -184,7 +184,7 @@ class Capture(ByToken):
     def passed(self, stop: Stop) -> None:
         name, (values, numbers) = stop.node.name, stop.by_token()
         if len(values) != len(numbers):
-            raise UsageError(f"{stop.node}: it has no row for each token")
+            raise UsageError(f"{stop.node}: it does not have a row for each token")
         rows = stop.graph.rows[stop.node.index]
         if rows is not None and rows.of == "outputs":
             self._of_outputs.add(name)
@@ -243,8 +243,8 @@ def capturing(
     pattern: str, folder: Path, force: bool, notice: Callable[[str], None]
 ) -> Iterator[Debugger]:
     """A debugger for `run` that never stops: the values of all nodes of `pattern` go to `folder`.
-    `notice` is called at the end with what was captured, also if an error ended the run. Raises
-    `UsageError` as `Capture` does, and if a node has no row for each token."""
+    `notice` is called at the end with what was captured, even if an error ended the run. Raises
+    `UsageError` as `Capture` does, and if a node lacks a row for each token."""
     capture = Capture(pattern, folder, force)
     debugger = Debugger(lambda _stop: Go.ON)
     debugger.followers.append(capture)
@@ -259,7 +259,7 @@ def capturing(
 
 
 def _inputs_of(computes: Sequence[_Compute]) -> dict[str, Array]:
-    """What a shard says of its tokens: -1 where the graph does not have it."""
+    """What a shard says about its tokens; -1 where the graph does not have it."""
     columns: dict[str, list[Array]] = {"tokens": [], "positions": [], "steps": [], "outputs": []}
     begin = 0
     for of in computes:
@@ -289,6 +289,6 @@ def _save(tensors: dict[str, Array], path: str) -> None:
     mode = Path(path).stat().st_mode
     try:
         save_file(tensors, path)
-        Path(path).chmod(mode)  # the library makes a file that only its owner reads
+        Path(path).chmod(mode)  # the library makes a file that only its owner can read
     except SafetensorError as error:
         raise InstrError(f"a shard of the capture cannot be written: {reason(error)}") from None

@@ -35,7 +35,7 @@ class Edit(NamedTuple):
     what: str
     """in words, for the log"""
     new: Callable[[Array], npt.ArrayLike]
-    """the values that come into the place of an array of them; as many, or one for all"""
+    """returns the values that replace an array of them: as many, or one for all"""
 
 
 def set_to(value: float) -> Edit:
@@ -101,13 +101,13 @@ def load_values(path: Path, most: int | None = None) -> Array:
         raise
     except Exception as error:  # zipfile's, numpy's and safetensors' own, about a damaged file
         raise UsageError(f"{path} cannot be read: {reason(error)}") from None
-    raise UsageError(f"{path}: values come from a file .npy, .npz or .safetensors")
+    raise UsageError(f"{path}: values must be in an .npy, .npz or .safetensors file")
 
 
 def _one(path: Path, names: list[str]) -> str:
     if len(names) != 1:
         some = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
-        raise UsageError(f"{path} has {len(names)} arrays; name one; it has {some}")
+        raise UsageError(f"{path} has {len(names)} arrays ({some}); give a file with one")
     return names[0]
 
 
@@ -120,8 +120,8 @@ def change(
     address: int | None = None,
 ) -> None:
     """Change the tensor called `name`, or the node where the compute stopped, or a part of it: a
-    slice, also as text (`[3, :8]`); one of a single token may begin with `:` or 0 for it. `address`
-    says which one, if several have the name.
+    slice, also as text (`[3, :8]`); for a single token it may begin with that token's `:` or 0.
+    `address` says which tensor, if several have the name.
 
     It affects the ops that have not run yet. Raises `UsageError`, and changes nothing, for a weight
     (the model file's memory), for integers, and for what is not in memory or does not fit.
@@ -133,7 +133,7 @@ def change(
         raise UsageError(f"{name} is a weight: its memory is the model file's and cannot change")
     values = tensors.read(address)
     if values.dtype.kind != "f":
-        raise UsageError(f"{name} holds numbers of rows; ggml ends the process if one is wrong")
+        raise UsageError(f"{name} holds row numbers; ggml ends the process if one is wrong")
     n_given = part.count(",") + 1 if isinstance(part, str) else len(part)
     # a single token has no dimension of its own; it may be given nevertheless
     whole = values.reshape((1,) * min(4 - values.ndim, n_given - values.ndim) + values.shape)
@@ -184,7 +184,7 @@ class Repeated(OfGraph):
 
 def ablate_block(layer: int, part: Part, note: Note) -> Repeated:
     """What the attention or the feed-forward block of a layer adds to the stream becomes zero. It
-    raises `UsageError` when a graph is computed that has no such layer or block."""
+    raises `UsageError` when a computed graph has no such layer or block."""
 
     def choose(graph: LiveGraph) -> Sequence[Node]:
         outputs = block_outputs(graph, find_residual(graph), layer)
@@ -199,7 +199,7 @@ def ablate_block(layer: int, part: Part, note: Note) -> Repeated:
 
 def ablate_head(layer: int, head: int, note: Note) -> Repeated:
     """What a head of a layer's attention gives to the output projection becomes zero. It raises
-    `UsageError` when a graph is computed that has no such layer or head."""
+    `UsageError` when a computed graph has no such layer or head."""
     axis = 1  # of ggml's dimensions, the heads
     shape: tuple[int, ...] = ()
 
@@ -226,7 +226,7 @@ def ablate_head(layer: int, head: int, note: Note) -> Repeated:
 
 
 class AblatedLayer(OfGraph):
-    """A layer's output becomes its input: the stream goes past it."""
+    """A layer's output becomes its input: the stream bypasses the layer."""
 
     def __init__(self, layer: int, note: Note) -> None:
         self._layer, self._note = layer, note

@@ -1,4 +1,4 @@
-"""What a debugger is asked to do, as one line of words: for a terminal, an editor, a page; and the
+"""The commands of a debugger, each one line of words: for a terminal, an editor, a page; and the
 terminal, which prints each stop and asks how to go on.
 
 Nothing is evaluated as code: the first word of a line is the name of a command. Invariant: what a
@@ -52,12 +52,12 @@ class Commands:
         debugger.followers.append(self.lens)
 
     def named(self, text: str) -> list[str]:
-        """The commands whose names begin so."""
+        """The commands whose names begin with `text`."""
         return [name[3:] for name in dir(self) if name.startswith(f"do_{text}")]
 
     def run(self, line: str, stopped: Callable[[], Stop]) -> str | Go | None:
-        """What a command says, or how to go on; None if the line is not a command. Raises
-        `UsageError`; so does `stopped` if the model is not."""
+        """What a command prints, or how to go on; None if the line is not a command. Raises
+        `UsageError`; so does `stopped` if the model is not stopped."""
         name, _, rest = line.strip().partition(" ")
         rest = rest.strip()
         if name not in self.named(name):
@@ -96,7 +96,7 @@ class Commands:
         return Go.ON
 
     def do_until(self, rest: str) -> Go:
-        """until BREAKPOINT: run to a place once, as `until l_out-3`."""
+        """until BREAKPOINT: run to a place once, for example `until l_out-3`."""
         self.debugger.add(rest, once=True)
         return Go.ON
 
@@ -144,7 +144,7 @@ class Commands:
     def do_print(self, stop: Stop, words: list[str]) -> str:
         """print [TENSOR] [SLICE]: figures and values of the op's result, or of a tensor at hand.
 
-        A slice is one of numpy's, as [3, :8]: token 3, the first eight values.
+        A slice is written as in numpy: [3, :8] is token 3, the first eight values.
         """
         name, part = _place(words)
         values = stop.values(name)
@@ -209,7 +209,7 @@ class Commands:
         return "\n".join(lines)
 
     def do_next(self, stop: Stop, _words: list[str]) -> str:
-        """next: the most probable next tokens, once the logits are there."""
+        """next: the most probable next tokens, once the logits are computed."""
         api, vocabulary = self._vocabulary()
         values = stop.values()
         if values.shape[-1] != api.llama_vocab_n_tokens(vocabulary):
@@ -266,7 +266,7 @@ class Commands:
         compute, what a layer, a head or a block adds to the residual stream is left out."""
         options = dict(word.partition("=")[::2] for word in words)
         if "layer" not in options or set(options) - {"layer", "head", "block"} or len(options) > 2:
-            raise UsageError("ablate: give layer=N, and perhaps head=H or block=NAME")
+            raise UsageError("ablate: give layer=N, and optionally head=H or block=NAME")
         layer, block = _number("layer", options["layer"]), options.get("block")
         if block not in (None, "attention", "feed-forward"):
             raise UsageError("ablate: block is attention or feed-forward")
@@ -294,7 +294,7 @@ class Commands:
         part: str | Slice = "",
         address: int | None = None,
     ) -> None:
-        """Change a tensor, as `changes.change` does; it is noted in the log and counts."""
+        """Change a tensor, as `changes.change` does; the change is noted in the log and counted."""
         changes.change(stop, edit, self._note, name, part, address)
         self.debugger.changes += 1
 
@@ -398,7 +398,7 @@ class Terminal(cmd.Cmd):
     # --- cmd.Cmd ---
 
     def onecmd(self, line: str) -> bool:
-        """Run a command, whose name may be shortened as long as only it begins so."""
+        """Run a command, whose name may be shortened as long as no other begins the same way."""
         if not line.strip():
             return False
         _, _, line = self.parseline(line)

@@ -1,6 +1,6 @@
-"""The graph of a compute under way: its nodes, where their values lie, which are still there, which
-tokens their rows stand for, and a listing of it; and the tokens of the compute, read before it
-runs: later ops may use the memory of its inputs.
+"""The graph of a compute under way: its nodes, where their values lie, which values are still in
+memory, which tokens their rows stand for, and a listing; and the tokens of the compute, read before
+it runs, because later ops may use the memory of its inputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     kind: str
     """`node`, `weight`, `cache` or `input`"""
     node: int
-    """the index of a node, -1 of a leaf"""
+    """the index of a node, -1 for a leaf"""
     address: int
 
 
@@ -70,7 +70,7 @@ class Node:
 
 
 class Ubatch(NamedTuple):
-    """Of the tokens that one compute gets. An array is None if the graph does not have it."""
+    """The tokens that one compute gets. An array is None if the graph does not have it."""
 
     n_tokens: int
     tokens: Array | None
@@ -78,10 +78,10 @@ class Ubatch(NamedTuple):
     positions: Array | None
     """(n_tokens,) int32; None if nothing in the graph depends on them"""
     outputs: Array | None
-    """(n_outputs,) int32 those of the tokens whose logits or embeddings are wanted"""
+    """(n_outputs,) int32 the numbers of the tokens whose logits or embeddings are wanted"""
 
     def numbered(self) -> list[tuple[int, int, int]]:
-        """The number, position and id of each token; a position that is not known is the number."""
+        """The number, position and id of each token; the number stands for an unknown position."""
         tokens = self.tokens if self.tokens is not None else ()
         at = self.positions if self.positions is not None else range(len(tokens))
         return [(i, int(p), int(t)) for i, (p, t) in enumerate(zip(at, tokens, strict=True))]
@@ -145,7 +145,7 @@ class LiveGraph:
 
     @cached_property
     def by_name(self) -> dict[str, int]:
-        """The index of every node by its name; of several with one name, the last that runs."""
+        """The index of every node by name; of several with the same name, the last that runs."""
         found: dict[str, int] = {}
         for node in self.nodes:
             if node.runs or node.name not in found:
@@ -163,7 +163,7 @@ class LiveGraph:
         return rows_of_nodes(self)
 
     def address_of(self, number: int) -> int:
-        """Of a node, or of leaf -1 - `number`."""
+        """The address of node `number` or, if negative, of leaf -1 - `number`."""
         return self.addresses[number] if number >= 0 else self.leaf_addresses[-1 - number]
 
     def ubatch(self, n_tokens: int) -> Ubatch:
@@ -250,9 +250,9 @@ class Rows(NamedTuple):
 
 
 def rows_of_nodes(graph: LiveGraph) -> list[Rows | None]:
-    """Of every node of a graph, derived from how the graph computes it; None of a node whose
-    dimensions are not tokens, and of an op whose result is not understood here. A shape alone is
-    ambiguous: with four tokens and four heads it looks the same both ways."""
+    """The rows of every node of a graph, derived from how the graph computes it; None for a node
+    whose dimensions are not tokens, and for an op whose result is not understood here. A shape
+    alone is ambiguous: with four tokens and four heads it looks the same both ways."""
     found: list[Rows | None] = []
     counts: dict[str, int] = {}
     for node in graph.nodes:
@@ -280,7 +280,7 @@ _SAME = frozenset(
         "TOP_K", "SUM_ROWS", "MEAN",
     }
 )  # fmt: skip
-"""ops that compute each row by itself, and keep its place"""
+"""ops that compute each row on its own, and keep its place"""
 
 
 def _rows(node: Node, found: Sequence[Rows | None]) -> Rows | None:
@@ -351,7 +351,7 @@ class Listing:
         self.nodes: dict[int, Node] = {}
         """by line"""
         self.line_of: dict[int, int] = {}
-        """line by index of a node; of a view, the line of the next node that runs"""
+        """line by index of a node; for a view, the line of the next node that runs"""
         lines: list[str] = []
         part: tuple[int, str] | None = None
         width = max((len(_statement(node)) for node in graph.nodes if node.runs), default=0)

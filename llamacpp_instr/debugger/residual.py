@@ -69,7 +69,7 @@ def find_residual(graph: LiveGraph) -> Residual:
     last_of = {graph.nodes[i].layer: i for i in layers}
     begin = [cut for cut in cuts if cut < layers[0]]
     if not begin:
-        raise UsageError("the tokens reach the first layer in several ways; there is no one stream")
+        raise UsageError("the tokens reach the first layer in several ways, not as one stream")
     after: dict[int, Node] = {}
     for layer in sorted(last_of):
         reached = max(last_of[of] for of in last_of if of <= layer)
@@ -154,8 +154,8 @@ def _reads_tokens(node: Node) -> bool:
 
 
 def _cuts(graph: LiveGraph, on_path: Sequence[int]) -> list[int]:
-    """The nodes that no edge passes by: of those between, an edge that begins before a node and
-    ends after it is a path around it."""
+    """The nodes that no edge bypasses: an edge that begins before a node and ends after it is a
+    path around it."""
     last_reader = {source.node: i for i in on_path for source in graph.nodes[i].sources}
     cuts = []
     reach = max((i for i in on_path if _reads_tokens(graph.nodes[i])), default=-1)
@@ -168,7 +168,7 @@ def _cuts(graph: LiveGraph, on_path: Sequence[int]) -> list[int]:
 
 # --- the logit lens ---
 
-TOKENS_KEPT = 64  # of each compute, the last so many tokens and those with logits can be looked at
+TOKENS_KEPT = 64  # at the end of each compute; these and the tokens with logits can be looked at
 _F32 = 0  # GGML_TYPE_F32
 _CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _MAX_BYTES = 2**31
@@ -185,7 +185,7 @@ class Tail:
     """
 
     def __init__(self, graph: LiveGraph, residual: Residual) -> None:
-        """Raises `UsageError` if they cannot be computed apart from the rest."""
+        """Raises `UsageError` if it cannot be computed apart from the rest."""
         with ExitStack() as memory:
             lib, end = ggml(), residual.end
             nodes = [graph.nodes[i] for i in _needed(graph, end.index, residual.logits.index)]
@@ -193,7 +193,7 @@ class Tail:
             room = (len(nodes) + 8) * lib.ggml_tensor_overhead() + lib.ggml_graph_overhead()
             self._ctx = lib.ggml_init(InitParams(room, None, True))
             if not self._ctx:
-                raise NativeError("ggml gets no memory for a graph")
+                raise NativeError("ggml could not allocate a graph")
             memory.callback(lib.ggml_free, self._ctx)
             clones: dict[int, int] = {}
             self._input = clones[end.address] = self._clone(
@@ -218,13 +218,13 @@ class Tail:
                     )
             self._backend = lib.ggml_backend_dev_init(device, None)
             if not self._backend:
-                raise NativeError("ggml gets no backend for the output weights")
+                raise NativeError("ggml could not start a backend for the output weights")
             memory.callback(lib.ggml_backend_free, self._backend)
             if lib.ggml_backend_dev_type(device) == _CPU:
                 lib.ggml_backend_cpu_set_n_threads(self._backend, default_threads())
             buffer = lib.ggml_backend_alloc_ctx_tensors(self._ctx, self._backend)
             if not buffer:
-                raise NativeError("ggml gets no memory for the logits")
+                raise NativeError("ggml could not allocate the logits")
             memory.callback(lib.ggml_backend_buffer_free, buffer)
             if rows:  # the rows that the model would select are the first ones here
                 first_rows = np.arange(self._n, dtype=np.int32)
@@ -290,7 +290,7 @@ def _check_tail(nodes: Sequence[Node], end: Node) -> None:
         if node.runs and of.view_src:
             raise UsageError(f"{node.name} writes into another tensor; it cannot be repeated")
         if of.view_src and of.view_src not in inside:
-            raise UsageError(f"{node.name} shows a tensor of before the last layer's output")
+            raise UsageError(f"{node.name} is a view of a tensor before the last layer's output")
         for source in node.sources:
             if source.node >= 0 and source.address not in inside:
                 raise UsageError(
@@ -350,7 +350,7 @@ class Lens(OfGraph):
         self._kept: dict[int, dict[int, npt.NDArray[np.float32]]] = {}
 
     def wants(self, graph: LiveGraph, ubatch: Ubatch) -> Collection[int]:
-        """The nodes after each layer. Forgets the compute before."""
+        """The nodes after each layer. Forgets the previous compute."""
         self._kept = {}
         return super().wants(graph, ubatch)
 

@@ -3,7 +3,7 @@
 A breakpoint is one line of words: a pattern of tensor names (`*`, `?`, `[…]`), `key=value` for
 filters, and at the end `if` with a condition: `ffn_out-* layer=3-5 if absmax > 60`.
 
-A compute stops *after* an op: its result is there, and what follows has not run. The thread that
+A compute stops *after* an op: its result is ready, and what follows has not run. The thread that
 computes calls `Debugger.on_stop` with a `Stop` and goes on when that returns. `debug` is the same
 for a program that uses llama_cpp: the public `llamacpp_instr.debug`.
 """
@@ -56,7 +56,7 @@ class Breakpoint:
     hits: int = 0
     number: int = 0
     once: bool = False
-    """removed when it has stopped"""
+    """removed after it has stopped a compute"""
 
     @classmethod
     def parse(cls, text: str) -> Breakpoint:
@@ -80,7 +80,7 @@ class Breakpoint:
             elif key == "hits":
                 self.from_hit = _range(text, key, value).start
             else:
-                raise UsageError(f"breakpoint {text!r}: {key!r} is none of {', '.join(_KEYS)}")
+                raise UsageError(f"breakpoint {text!r}: {key!r} is not one of {', '.join(_KEYS)}")
         if condition.strip():
             self.condition = Condition.parse(condition.strip())
         elif not words:
@@ -134,7 +134,7 @@ def _range(text: str, key: str, value: str) -> range:
 
 class Go(enum.Enum):
     """How a compute goes on: to the next breakpoint, or to the end of the next op, block, layer or
-    compute, whichever is first."""
+    compute, whichever comes first."""
 
     ON = "continue"
     OP = "op"
@@ -176,8 +176,8 @@ class Stop:
 
     def address(self, name: str | None = None) -> int:
         """The tensor called `name`, or the node's own; only while its value is in memory. Of
-        several with one name, the one that was computed last. Raises `UsageError` if there is none,
-        if it has not been computed yet, or if a later op has used its memory."""
+        several with the same name, the last one computed. Raises `UsageError` if there is none, if
+        it has not been computed yet, or if a later op has used its memory."""
         if self.over:
             raise UsageError("the compute has gone on; nothing can be read any more")
         if name is None or name == self.node.name:
@@ -219,7 +219,7 @@ class Stop:
 
 def by_token(stop: Stop, rows: Rows | None) -> Array:
     """(rows, values of a row) of the node, whatever its dimensions are. Raises `UsageError` if
-    `rows` are not its outermost dimension, or none."""
+    `rows` are not its outermost dimension, or None."""
     ne = stop.node.ne
     if rows is None or prod(ne[rows.axis + 1 :]) != 1:
         raise UsageError(f"{stop.node.name}: its rows are not tokens")
@@ -313,7 +313,7 @@ class Debugger:
             raise InstrError(f"the debugger stopped: {reason(error)}") from error
 
     def add(self, text: str, *, once: bool = False) -> Breakpoint:
-        """A new breakpoint, as `ffn_out-* if absmax > 60`. Raises `UsageError` if it is not
+        """A new breakpoint, such as `ffn_out-* if absmax > 60`. Raises `UsageError` if it is not
         understood, or matches no op of the graph that was computed last."""
         point = Breakpoint.parse(text)
         if self.graph is not None:
@@ -323,7 +323,7 @@ class Debugger:
 
     def put(self, point: Breakpoint) -> Breakpoint:
         """Add a breakpoint, with a number if it has none, whether or not an op matches it. While a
-        compute runs it counts from the next one on."""
+        compute runs, it takes effect from the next one on."""
         point.number = point.number or next(self.numbers)
         self.breakpoints = [*self.breakpoints, point]
         return point
@@ -335,7 +335,7 @@ class Debugger:
         self.discard(number)
 
     def discard(self, number: int) -> None:
-        """Remove a breakpoint, if it is still there."""
+        """Remove a breakpoint, if it still exists."""
         self.breakpoints = [point for point in self.breakpoints if point.number != number]
 
     def follow(self, follower: Follower) -> bool:
@@ -532,7 +532,7 @@ def debug(
 
 
 def begin_debugged(log: Path, force: bool, force_option: str, level: str = "detailed") -> Recording:
-    """A session whose log says that it is debugged; arguments and errors as of `begin_session`."""
+    """A session whose log says that it is debugged; arguments and errors as for `begin_session`."""
     return begin_session(
         log, level=level, stats=None, args={}, force=force, force_option=force_option,
         stop_on_nan=False, on_log_error="continue", debugged=True,

@@ -1,9 +1,8 @@
-"""The tensors that ggml holds in memory, read through its C API, and their values: what they are,
-figures of them and conditions on those, histograms, pictures and slices. Any backend, any type, any
-strides.
+"""The tensors that ggml holds in memory, read through its C API, and their values: figures and
+conditions on these, histograms, pictures and slices. Any backend, any type, any strides.
 
 Shapes are numpy's: ggml's reversed, without leading ones. A matrix of 4 tokens of width 64 is
-(4, 64). Figures are computed in float64, of the finite values; the others are counted.
+(4, 64). Figures are computed in float64, from the finite values; the others are counted.
 
 Invariant: an address is only used while its compute is stopped; ggml frees or reuses it later.
 """
@@ -95,8 +94,8 @@ ON_NODE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)
 
 @functools.cache
 def ggml() -> Any:
-    """The library, its functions declared. Raises NativeError without the patched library, or if
-    its tensors differ from what this module reads."""
+    """The library, with its functions declared. Raises NativeError without the patched library, or
+    if its tensors differ from what this module reads."""
     size, text, number, flag = ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int, ctypes.c_bool
     signatures: Signatures = {
         "ggml_graph_node": (POINTER, [POINTER, number]),
@@ -129,7 +128,7 @@ def ggml() -> Any:
     }
     lib = declare(signatures)
     if lib.ggml_tensor_overhead() != ctypes.sizeof(Tensor) + _OBJECT_BYTES:
-        raise NativeError("the installed ggml has other tensors; run `instr build`")
+        raise NativeError("the installed ggml has another layout of tensors; run `instr build`")
     return lib
 
 
@@ -190,7 +189,7 @@ def read(address: int) -> Array:
             values = values.astype(np.float32) if type_.name == "F16" else values.copy()
         return values.reshape(shape_of(tensor))
     if tensor.nb[0] != type_.block_bytes:
-        raise UsageError(f"{name_of(tensor)}: blocks of {type_} are not in order")
+        raise UsageError(f"{name_of(tensor)}: blocks of {type_} are not contiguous")
     ne, nb = list(tensor.ne), list(tensor.nb)
     rows = np.lib.stride_tricks.as_strided(
         data, (*ne[:0:-1], type_.row_bytes(ne[0])), (*nb[:0:-1], 1), writeable=False
@@ -224,7 +223,7 @@ def write(address: int, values: npt.ArrayLike) -> None:
 
 
 def _bytes(address: int) -> npt.NDArray[np.uint8]:
-    """What the strides of a tensor reach."""
+    """The memory that the strides of a tensor reach, a copy."""
     tensor = tensor_at(address)
     name, buffer = name_of(tensor), _buffer(tensor)
     if buffer is None or not tensor.data:
@@ -279,7 +278,7 @@ _TERM = re.compile(r"(\w+)(?:\s*(<=|>=|==|!=|<|>)\s*([-+.\w]+))?$")
 
 
 class Condition(NamedTuple):
-    """Comparisons of figures of a tensor's values, joined by `or` and `and` (which binds more)."""
+    """Comparisons of a tensor's figures, joined by `or` and `and` (which binds tighter)."""
 
     text: str
     alternatives: tuple[tuple[tuple[str, str, float], ...], ...]

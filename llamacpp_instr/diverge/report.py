@@ -23,13 +23,13 @@ MOST_SHARES = 20
 _NUMBERED = re.compile(r"node_\d+$")
 _NAMED = (Column("tensor"), Column("op"), Column("layer", "layer"))
 _NEVER_ZERO = 1e-12
-"""A map shows a smaller error as this: its colours are those of the logarithm."""
+"""A map shows a smaller error as this value: its colours follow the logarithm."""
 
 
 def first_beyond(errors: Sequence[TensorError], bound: float) -> TensorError | None:
-    """The first tensor whose relative error is larger in a part of the tokens, in the order in
-    which they are computed: what a later part reads from the cache or from a recurrent state was
-    computed in an earlier one."""
+    """The first tensor, in the order of computation, whose relative error in a part of the tokens
+    exceeds `bound`. Earlier parts come first: what a later part reads from the cache or from a
+    recurrent state was computed in an earlier one."""
     for part in range(max((len(e.parts) for e in errors), default=0)):
         for e in errors:
             if part < len(e.parts) and e.parts[part] > bound:
@@ -134,8 +134,8 @@ def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
     report = Report(title, columns, rows, key="layers")
     report.notes = [
         f"A is {a}, B is {b}.",
-        "The relative error is the norm of the difference, in norms of A's values: the root of the"
-        " NMSE.",
+        "The relative error is the norm of the difference divided by the norm of A's values: the"
+        " root of the NMSE.",
     ]
     if first is not None:
         report.figures["first beyond the bound"] = (known(first.relative), "number")
@@ -147,7 +147,7 @@ def _by_layer(found: Divergences, a: Path, b: Path, bound: float) -> Report:
         kl = float(finite.mean(dtype=np.float64))
         report.figures["KL divergence"] = (kl, "nats")
         report.notes.append(
-            f"The KL divergence of B from A is {shown(kl, 'nats')} nats, the mean of"
+            f"The KL divergence of B from A is {shown(kl, 'nats')} nats, the mean over"
             f" {counted(len(finite), 'token')}."
         )
     else:
@@ -169,9 +169,9 @@ def _worst(found: Divergences, most: int | None) -> Report:
         for i, e in ((i, errors[i]) for i in order[:most])
     ]
     note = (
-        "Of the ops that read a weight that differs. added: the error that is not that of the op's"
-        " sources; with it, their squares give the square of the relative error. --why measures"
-        " what each weight costs."
+        "Only ops that read a weight that differs. added: the error that the op itself adds; its"
+        " square and that of its sources' largest error add up to the square of its relative error."
+        " --why measures what each weight costs."
     )
     return Report("Ops that add the most error", columns, rows, [note])
 
@@ -193,8 +193,8 @@ def _channels(errors: Sequence[TensorError], most: int | None) -> Report:
         Column("squared error", "fraction"), *columns_of("number", "× mean", "relative error"),
     ]  # fmt: skip
     note = (
-        "The channel of each tensor that has most of its squared error: its part of that of all"
-        " channels, and how many times their mean that is."
+        "For each tensor, the channel with the largest squared error: its share of the sum over all"
+        " channels, and its ratio to their mean."
     )
     return Report("Outlier channels", columns, rows[:most], [note])
 
@@ -248,8 +248,8 @@ def _shares(shares: Shares, most: int | None) -> Report:
 
 
 def _added(errors: Sequence[TensorError]) -> list[float | None]:
-    """For each tensor the root of the difference of the squares: of its relative error and of the
-    largest one of its sources."""
+    """For each tensor, the root of the difference between the squares of its relative error and of
+    the largest one of its sources."""
     by_key = {e.key: e for e in errors}
     found: list[float | None] = []
     for e in errors:
@@ -270,8 +270,8 @@ def _name(error: TensorError) -> str:
 
 
 def _labels(errors: Sequence[TensorError]) -> list[str]:
-    """What each tensor is called in every layer: its name without the layer; of one that llama.cpp
-    only numbers (`node_21`), its op."""
+    """What each tensor is called in every layer: its name without the layer or, for one that
+    llama.cpp only numbers (`node_21`), its op."""
     seen: Counter[tuple[int, str]] = Counter()
     labels = []
     for e in errors:

@@ -44,7 +44,7 @@ Array = NDArray[Any]
 
 
 class Key(NamedTuple):
-    """A node that runs, in both graphs: several have the same name, and `place` counts them."""
+    """A node that runs, in both graphs. Several may have the same name; `place` numbers them."""
 
     name: str
     place: int
@@ -71,19 +71,19 @@ class TensorError:
     product: float = 0.0
     """sum of a d"""
     apart: int = 0
-    """elements that are finite in one model only; of indices, those that differ"""
+    """elements that are finite in one model only; for indices, those that differ"""
     is_index: bool = False
     channels: Array | None = None
-    """(2, width) sums of the squares of d and of a by channel, of tensors with a row for each
+    """(2, width) sums of the squares of d and of a by channel, for tensors with a row for each
     token"""
     parts: list[float] = field(default_factory=list)
     """the relative error of each compute alone"""
     rows: list[Array] = field(default_factory=list)
-    """(2, tokens) of each compute: the same by token, of the last tensor of a layer"""
+    """(2, tokens) of each compute: the same by token, for the last tensor of a layer"""
 
     @property
     def nmse(self) -> float:
-        """The normalized mean squared error, as test-backend-ops has it. Of indices, the share that
+        """The normalized mean squared error, as in test-backend-ops. For indices, the share that
         differs."""
         if self.is_index:
             return self.apart / self.n if self.n else 0.0
@@ -91,12 +91,12 @@ class TensorError:
 
     @property
     def relative(self) -> float:
-        """The norm of d in norms of a: the root of `nmse`."""
+        """The norm of d divided by the norm of a: the root of `nmse`."""
         return math.sqrt(self.nmse)
 
     @property
     def cosine(self) -> float | None:
-        """Of the angle between both; None without a direction."""
+        """The cosine of the angle between both; None if one has no direction."""
         b = self.squares + 2 * self.product + self.error
         if self.is_index or self.apart or self.squares <= 0 or b <= 0:
             return None
@@ -131,8 +131,8 @@ class TensorError:
         self.parts.append(math.sqrt(_nmse(error, squares, self.apart - apart)))
 
     def _without_infinite(self, a: Array, d: Array) -> tuple[Array, Array]:
-        """Both without what is not a number: masks have the same infinities in both, which is no
-        error; others count in `apart`."""
+        """Both without values that are not finite: masks have the same infinities in both, which
+        is not an error; others count in `apart`."""
         known = np.isfinite(a) & np.isfinite(d)
         # d is NaN where both have the same infinity, or both have NaN
         same = ~np.isfinite(a) & np.isnan(d)
@@ -157,8 +157,8 @@ _AT_WORK = 4
 
 
 class Comparison:
-    """A follower of a `Debugger`. Set `of_b` before each compute; each of A is followed by one of
-    the same tokens of B."""
+    """A follower of a `Debugger`. Set `of_b` before each compute; after each compute of A, B
+    computes the same tokens."""
 
     def __init__(self, names: Sequence[str], max_bytes: int) -> None:
         """`names` are those of both models, `max_bytes` bounds the values in memory."""
@@ -180,7 +180,7 @@ class Comparison:
         self._weights: dict[tuple[Key, int], tuple[str, int]] = {}
 
     def wants(self, graph: LiveGraph, ubatch: Ubatch) -> Collection[int]:
-        """All nodes that run, without those that only write into a cache. Raises `UsageError` if
+        """All nodes that run, except those that only write into a cache. Raises `UsageError` if
         their values do not fit into memory."""
         seen: dict[str, int] = {}
         every: dict[int, Key] = {}
@@ -258,13 +258,13 @@ class Comparison:
 
 
 def _writes_cache(node: Node) -> bool:
-    """What it writes was computed, and compared, before."""
+    """Whether it writes into a cache what was computed, and compared, before."""
     view = tensor_at(node.address).view_src
     return bool(view) and bytes(tensor_at(view).name).startswith(_CACHE)
 
 
 def _by_token(values: Array, stop: Stop) -> Array | None:
-    """(tokens, width) if that is what a tensor has."""
+    """(tokens, width) if the tensor has this shape."""
     if values.dtype.kind in "iu" or stop.node.op == "SOFT_MAX":
         return None
     if values.ndim == 1 and stop.n_tokens == 1:
@@ -299,7 +299,7 @@ _FREE = ("context_length", "vocab_size")
 def check_pair(a: ModelFile, b: ModelFile, options: OutputOptions) -> list[str]:
     """Raise `UsageError` with the first difference in the architecture, a hyper-parameter, the
     shape of a weight, or the vocabulary. Returns sentences about what only one of them has, which
-    forbids nothing."""
+    prevents nothing."""
     arch = a.architecture
     if arch != b.architecture:
         raise UsageError(
@@ -337,7 +337,7 @@ def check_pair(a: ModelFile, b: ModelFile, options: OutputOptions) -> list[str]:
 DEFAULT_TOKENS = 512
 MAX_UBATCH = 512
 _PADDING = 256
-"""the cells that attention reads grow in steps of so many"""
+"""the step in which the number of cells that attention reads grows"""
 
 
 @dataclass(frozen=True)
@@ -386,7 +386,7 @@ class Pair:
 
     def compare(self, on_progress: OnProgress) -> int:
         """Compares all tokens; returns the most bytes of values that were in memory. `on_progress`
-        gets tokens computed and in total."""
+        gets the tokens computed and their total."""
         comparison = self.comparison
         total, done, most = 2 * sum(map(len, self.chunks)), 0, 0
         with ExitStack() as stack:
@@ -478,8 +478,8 @@ def compare_models(
 def _chunks(
     model: LoadedModel, read: Sequence[int] | None, options: DivergeOptions
 ) -> list[list[int]]:
-    """The tokens of a text, or those that the model writes: WRITTEN_AT_ONCE texts in parallel, as
-    long as it takes."""
+    """The tokens of a text, or those that the model writes: WRITTEN_AT_ONCE texts in parallel, each
+    as long as needed."""
     trained = model.n_positions or model.n_ctx_train or DEFAULT_TOKENS
     n = options.tokens if read is None else min(options.tokens, len(read))
     if read is not None:
@@ -495,7 +495,7 @@ def _chunks(
 
 def _fitting(max_bytes: int, per_token: int, at: int) -> int:
     """How many tokens fit, if one takes `per_token` bytes at position `at`. Attention without a
-    fused kernel takes memory for each cell that it reads, and there will be more."""
+    fused kernel takes memory for each cell that it reads, and later tokens read more cells."""
     if not per_token:
         return 1
     n = max(max_bytes // per_token, 1)
@@ -504,7 +504,7 @@ def _fitting(max_bytes: int, per_token: int, at: int) -> int:
 
 
 def that_differ(a: ModelFile, b: ModelFile, names: Sequence[str]) -> list[str]:
-    """Those of the weights that are not the same bytes of the same type."""
+    """The weights that do not have the same bytes of the same type in both."""
     found = []
     for name in dict.fromkeys(names):
         one, other = a.by_name[name], b.by_name.get(name)

@@ -3,7 +3,7 @@
 A tensor of A is made to describe the memory of B's: its type, its strides, where its values lie.
 Nothing is copied, and any pair of types can be mixed. A context that is made afterwards builds its
 graphs from what the tensors describe, as it would for a file with the same tensors. Weights are
-measured by groups, then within the large ones.
+measured in groups, then one by one within the large ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llamacpp_instr.llama.engine import ContextOptions, LoadedModel, ModelContex
 from llamacpp_instr.model.file import NamedTensor, role_of
 
 SMALL = 0.01
-"""A group with a smaller part of the sum is not divided: its weights cannot matter."""
+"""A group with a smaller share of the sum is not divided: its weights cannot matter."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def measure_shares(
 
 
 def _groups(names: Sequence[str]) -> dict[tuple[int, str], list[str]]:
-    """Attention and feed-forward of each layer; what is in no layer is alone."""
+    """Attention and feed-forward of each layer; a weight outside the layers is alone."""
     found: dict[tuple[int, str], list[str]] = {}
     tensor = NamedTensor()
     for name in names:
@@ -119,7 +119,7 @@ _FIELDS = ("type", "buffer", "nb", "data", "extra")
 
 @contextmanager
 def exchanged(weights: Collection[SharedWeight]) -> Iterator[None]:
-    """Inside, A's tensors are those of B. Nothing may be computed when it begins or ends."""
+    """Inside, A's tensors are those of B. Nothing may be computed when the block begins or ends."""
     before = {weight.a: bytes(tensor_at(weight.a)) for weight in weights}
     try:
         for weight in weights:

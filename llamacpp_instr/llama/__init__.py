@@ -1,1 +1,1 @@
-"""The patched llama.cpp: how it is built, bound, asked for text, and how it crashes."""
+"""The patched llama.cpp: building it, calling it, generating text, and what happens in a crash."""

@@ -39,7 +39,7 @@ _SET_TERMINATE = "_ZSt13set_terminatePFvvE"
 _STRUCT_BYTES = 512
 """at least `sizeof(struct sigaction)` on every system"""
 _SECONDS = 5
-"""time limit for the message: a crash inside malloc may leave a lock that it waits for"""
+"""time limit for the message: after a crash inside malloc, it may wait for a lock forever"""
 
 
 Result = TypeVar("Result")
@@ -75,7 +75,7 @@ def last_words(about: Callable[[], tuple[str, int]]) -> Iterator[None]:
     def on_abort(message: bytes) -> None:
         words = b""
         if b"Remote RPC server" in message and hasattr(lib, "llama_instr_error"):
-            # ggml does not say which; the recorder knows that of this thread's connection
+            # ggml does not say which server; the recorder knows that of this thread's connection
             lib.llama_instr_error.restype = ctypes.c_char_p
             words = lib.llama_instr_error()
         end(last_line(words or message))
@@ -137,7 +137,7 @@ def _handled(callback: Any) -> Iterator[None]:
 
 
 def last_line(message: bytes) -> str:
-    """The last line of a message of ggml or C++, without the path of the source folder."""
+    """The last line of a message from ggml or C++, without the path of the source folder."""
     lines = [line.strip() for line in message.decode(errors="replace").splitlines()]
     words = next((line for line in reversed(lines) if line), "").removeprefix("what():").strip()
     # /path/of/the/build/llama-model.cpp:12: GGML_ASSERT(…) failed

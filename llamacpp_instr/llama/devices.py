@@ -1,6 +1,6 @@
-"""The devices of the loaded ggml, and which parts of a model are put on which.
+"""The devices of the loaded ggml, and which parts of a model go to which device.
 
-A device that is asked for and is not there is a `UsageError` with what to do: llama.cpp would load
+Asking for a device that does not exist is a `UsageError` that says what to do: llama.cpp would load
 the model on the CPU, or end the process.
 """
 
@@ -26,10 +26,10 @@ TIMED = {
     "BLAS": "every op",
     "CPU": "every op",
     "CUDA": "every op, by CUPTI; the timing has never run on a GPU",
-    "RPC": "every command to the server; its ops are in a log of its own",
+    "RPC": "every command to the server; its ops are in the server's own log",
     "Vulkan": "every op, by the device's time stamps",
 }
-"""by backend: what a log has of its work"""
+"""by backend: what a log records of its work"""
 NOT_TIMED = "when it gets work, and the waits for it; not its ops"
 
 _POINTER, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
@@ -102,7 +102,7 @@ def devices() -> list[Device]:
 
 
 def device_named(name: str) -> Device:
-    """A device that takes layers. Raises `UsageError` if there is none of this name."""
+    """A device that takes layers. Raises `UsageError` if none has this name."""
     gpus = {of.name: of for of in devices() if of.takes_layers}
     if name not in gpus:
         raise UsageError(f"--device {name}: {_no_device(name, list(gpus))}")
@@ -117,12 +117,12 @@ class _Override(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Placement:
-    """What goes to which device; nothing given is llama.cpp's default: all layers, all devices."""
+    """What goes to which device. The default is llama.cpp's: all layers, all devices."""
 
     gpu_layers: int | None = None
-    """the last layers, and the output as one more; any larger number is all"""
+    """how many of the last layers, counting the output as one more; any larger number means all"""
     device: Sequence[str] = ()
-    """names; only `none`: no device at all"""
+    """names; `none` alone means no device at all"""
     tensor_split: Sequence[float] = ()
     """shares of the devices"""
     override_tensor: Sequence[str] = ()
@@ -202,7 +202,7 @@ ON_CPU = Placement(device=("none",))
 
 
 def _no_device(name: str, gpus: Sequence[str]) -> str:
-    """Why a device is not there, and what to do."""
+    """Why a device does not exist, and what to do."""
     backend = re.sub(r"\d+$", "", name).lower()
     is_built = any(of.lower().startswith(backend) for of in gpus)
     if backend == "rpc" and not is_built:
@@ -219,7 +219,7 @@ def _no_device(name: str, gpus: Sequence[str]) -> str:
 
 
 def _built_backends() -> list[str]:
-    """Those of BACKENDS that take layers and that this process has a library of."""
+    """The BACKENDS that take layers and whose library this process has."""
     beside = Path(native.import_llama_cpp().llama_cpp._lib._name).parent.glob("libggml-*.*")
     paths = [*beside, Path(os.environ.get("GGML_BACKEND_PATH", ""))]
     found = {path.name.removeprefix("libggml-").partition(".")[0] for path in paths}

@@ -67,7 +67,7 @@ class ContextOptions:
             value = getattr(self, name)
             if value not in allowed:
                 option = name.replace("_", "-")
-                raise UsageError(f"--{option} {value!r} is none of {', '.join(allowed)}")
+                raise UsageError(f"--{option} {value!r} is not one of {', '.join(allowed)}")
         if self.flash_attn == "off" and is_quantized(self.cache_type_v):
             raise UsageError(
                 f"--cache-type-v {self.cache_type_v} needs flash attention: llama.cpp supports a "
@@ -287,8 +287,8 @@ class ModelContext(CObject):
         self._compute(self.api.llama_encode, tokens, "encode")
 
     def time_decodes(self, pieces: Sequence[Sequence[int]]) -> int:
-        """Decode one piece after the other, each once the result of the one before is there;
-        returns the ns of all, without the time to make batches of them."""
+        """Decode one piece after the other, each once the previous result is ready; returns the
+        total ns, without the time to make batches of them."""
         batches = [self._batch(tokens) for tokens in pieces]
         status = 0
         with self.model.log.trying(
@@ -324,7 +324,7 @@ class ModelContext(CObject):
             raise UsageError(f"token {outside} is not in the vocabulary of {self.model.n_vocab}")
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         batch = self.api.llama_batch_get_one(array, len(tokens))
-        batch.array = array  # it points into it
+        batch.array = array  # the batch points into it
         if all_logits or self.takes_whole_prompts:
             batch.logits = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
         return batch

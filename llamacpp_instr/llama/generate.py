@@ -46,7 +46,7 @@ def tokenize(
 ) -> list[list[int]]:
     """The tokens of each text, by the vocabulary of the model at `path`. With `chat`, each text is
     first rendered with the model's chat template. Prints llama.cpp's warnings about the texts, such
-    as that of a second beginning-of-sequence token. The tokens equal those of
+    as one about a second beginning-of-sequence token. The tokens equal those of
     `LoadedModel.tokenize`. Raises `UsageError` if the tokenizer or the template does not work."""
     max_bytes = _MAX_BYTES + _BYTES_OF_TEXT * sum(map(len, texts))
     imports = ["llama_cpp.llama_chat_format"] if chat else []
@@ -73,7 +73,7 @@ def _tokenize(
     """The tokens of each text, and warnings."""
     # without its weights
     with captured(Interrupt()) as log, LoadedModel(path, log, vocab_only=True) as model:
-        log.take_pending()  # loading the whole model gives these again
+        log.take_pending()  # loading the whole model prints these again
         if chat:
             texts = [_render_chat(model, text) for text in texts]
         return [model.tokenize(text, parse_special) for text in texts], log.take_pending()

@@ -1,4 +1,4 @@
-"""What comes out of calls of llama.cpp besides their results: its own log, and Ctrl-C.
+"""What calls of llama.cpp produce besides their results: its own log, and Ctrl-C.
 
 The log stays off the terminal, except for warnings and errors. These are held back until the work
 begins, and during calls that may fail, so that wrong input gives one line.
@@ -29,7 +29,7 @@ class Interrupt:
     During the call only C code can read the flag. So the flag is a C string, and the abort callback
     (`bool (*)(void *)`) is `strlen`, which returns a nonzero value when the string is no longer
     empty. Conversely, a handler may run inside a callback from C, where an exception would be
-    swallowed. So during a call `KeyboardInterrupt` waits for its end.
+    swallowed. So `KeyboardInterrupt` is held back until the call ends.
     """
 
     def __init__(self) -> None:
@@ -102,11 +102,11 @@ class LogLines:
     def __init__(self) -> None:
         self._level = 0
         self.begun = ""
-        """the beginning of a line"""
+        """the beginning of a line that has not ended"""
 
     def completed(self, level: int, text: str) -> list[tuple[int, str]]:
-        """The lines with a text that a piece completes, and their levels; a piece of the level
-        "continued" belongs to the line before."""
+        """The non-empty lines that a piece completes, with their levels; a piece of the level
+        "continued" belongs to the previous line."""
         if level != _CONT:
             self._level = level
         *lines, self.begun = (self.begun + text).split("\n")
@@ -138,7 +138,7 @@ class LlamaLog:
         self._show_pending()
 
     def take_pending(self) -> list[str]:
-        """The messages that are held back, which are not printed then."""
+        """Takes out and returns the messages that are held back, so they are never printed."""
         lines = [line for _, line in self._pending]
         self._pending.clear()
         return lines

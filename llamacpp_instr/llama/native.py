@@ -34,8 +34,8 @@ BEGIN, END, INSTANT = 0, 1, 2
 """phases of `Native.mark`"""
 
 only_bindings = False
-"""Set in processes of our own before the first import: `llama_cpp` gets no API of its own, which
-imports a template engine and takes as long as what a short child does."""
+"""Set in our own child processes before the first import: `llama_cpp` then has only the bindings.
+Its own API imports a template engine, which takes as long as the work of a short child."""
 
 POINTER = ctypes.c_void_p
 Signatures = dict[str, tuple[Any, list[Any]]]
@@ -90,7 +90,7 @@ class Native:
         return int(self.lib.llama_instr_status())
 
     def dropped(self) -> int:
-        """Number of events that could not be written so far."""
+        """Number of events so far that could not be written."""
         return int(self.lib.llama_instr_dropped())
 
     def mark(self, phase: int, mark: int, name: str, seq: int = -1) -> int:
@@ -110,8 +110,8 @@ class Native:
         return uses
 
     def reserve_graph(self, ctx: int, n_tokens: int, n_seqs: int, n_outputs: int) -> int:
-        """Write the graph of such a ubatch to the log, not computed; returns its number, -1 without
-        a session."""
+        """Write the graph of such a ubatch to the log without computing it; returns its number, -1
+        without a session."""
         return int(self.lib.llama_instr_reserve_graph(ctx, n_tokens, n_seqs, n_outputs))
 
 
@@ -176,7 +176,7 @@ def _load_backend(lib: ctypes.CDLL) -> None:
     if not loaded:
         known = hasattr(backend, "ggml_backend_init")
         why = (
-            "finds no driver here, or belongs to another ggml" if known else "is no backend of ggml"
+            "finds no driver here, or belongs to another ggml" if known else "is not a ggml backend"
         )
         raise NativeError(f"GGML_BACKEND_PATH: {path} {why}")
 

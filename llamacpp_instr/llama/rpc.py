@@ -1,7 +1,7 @@
 """Servers of ggml's RPC backend as devices of this process.
 
 ggml ends the process if a server cannot be used, so each is asked first, with the first command of
-its protocol. A server has one client at a time.
+its protocol. A server serves one client at a time.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ def check_server(server: str) -> None:
             version = _version(connection)
     except TimeoutError:
         raise UsageError(
-            f"--rpc {server} does not answer within {_SECONDS} s; does it serve another client? A "
-            "server has one at a time"
+            f"--rpc {server} does not answer within {_SECONDS} s; is it serving another client? A "
+            "server serves one at a time"
         ) from None
     except OSError as error:
         raise UsageError(
             f"--rpc {server}: {error.strerror}; `instr exec ggml-rpc-server` starts a server"
         ) from None
     if version is None:
-        raise UsageError(f"--rpc {server}: what answers there is no RPC server, or an older one")
+        raise UsageError(f"--rpc {server}: what answers is not an RPC server, or is an older one")
     if version[0] != PROTOCOL[0] or version[1] > PROTOCOL[1]:
         raise UsageError(
             f"--rpc {server}: the server has version {version[0]}.{version[1]} of the protocol, "

@@ -1,1 +1,1 @@
-"""Logs: bytes, events, ids that are followed, a session in columns, the graphs that it ran."""
+"""Logs: their bytes, events and ids, a session in columns, and the graphs that it ran."""

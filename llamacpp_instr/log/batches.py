@@ -1,6 +1,6 @@
 """What a batch has of each sequence, and whether that is a prompt: a step with one is a prefill.
 
-The log does not name prompts. So the tokens of a sequence in a batch are of a prompt if
+The log does not mark prompts. So the tokens of a sequence in a batch are of a prompt if
 
 - they are the first of the sequence; a single one that has others before it is not, because the
   log then began in the middle of a request,
@@ -8,11 +8,11 @@ The log does not name prompts. So the tokens of a sequence in a batch are of a p
 - the mark of the sequence's request has ended,
 - they are several and not all have an output; several that all have one are the draft of
   speculative decoding,
-- or no token was sampled since the prompt before them began, and they are no draft of a draft
-  model. Without tokens, which the application then samples by itself: if they are several, or
-  those before had no output, or filled a batch and had not all an output.
+- or no token has been sampled since the previous prompt began, and they are not the draft of a
+  draft model. In a log without tokens, where the application does its own sampling: if they are
+  several, or the previous ones had no output, or filled a batch and did not all have an output.
 
-Without positions it is what the recorder made of the number of tokens.
+Without positions, it is what the recorder concluded from the number of tokens.
 
 Also which cells the tokens of a compute find in the caches of their context. A log records how many
 cells a ubatch leaves in use, and the first positions of its sequences. Once a cache was empty, that
@@ -62,14 +62,14 @@ class Batches:
         """whether another context drafts for it"""
 
     def parts(self, step: StepBegin) -> list[Part]:
-        """What a batch has of each sequence; in logs without sequences, if it has one."""
+        """What a batch has of each sequence; in logs without sequences, only if it has one."""
         found = step.sequences
         if not found and step.n_seqs == 1:
             found = [(0, step.pos, step.n_tokens, step.n_outputs)]
         return [self._part(step, *of) for of in found]
 
     def sampled(self, token: Token) -> None:
-        """Follows a token. Without a sequence it is of all that the step has."""
+        """Follows a token. Without a sequence, it counts for all that the step has."""
         self._samples = True
         known = self._sequences
         for seq in known if token.seq < 0 else known.keys() & {token.seq}:
@@ -78,7 +78,7 @@ class Batches:
 
     def request_ended(self, seq: int) -> None:
         """The application's mark of a request ended: the next tokens of its sequence are a prompt,
-        also a single one that finds all others in the cache."""
+        even a single one that finds all others in the cache."""
         if seq in self._sequences:
             self._sequences[seq].waits = True
 
@@ -117,10 +117,10 @@ class _Cache:
     lengths: dict[int, int] | None = None
     """the number of cells of each sequence, which has all positions before it; None if unknown"""
     applied: Kv | None = None
-    """cells a ubatch were taken, its compute has not come yet"""
+    """cells for a ubatch were taken, and its compute has not come yet"""
 
     def remove(self, kv: Kv) -> None:
-        """Follows a change that is not the taking of cells in `lengths`."""
+        """Follows, in `lengths`, a change other than the taking of cells."""
         if kv.op == "seq_cp":
             self.lengths = None  # cells have several sequences
         if not kv.used and kv.op in ("seq_rm", "seq_keep", "clear"):
@@ -153,7 +153,7 @@ class _Cache:
         return self.lengths is not None
 
     def _check(self, used: int) -> None:
-        """Sequences may share cells, or others may have some."""
+        """Forgets `lengths` if sequences share cells, or others have some."""
         if self.lengths is not None and sum(self.lengths.values()) != used:
             self.lengths = None
 
@@ -170,7 +170,7 @@ class Caches:
         self._caches: dict[int, _Cache] = {}
         self._step = -1
         self._computed = 0
-        """tokens of the step in computes before"""
+        """tokens of the step in earlier computes"""
 
     def take(self, kv: Kv) -> None:
         """Follows a change of a cache."""

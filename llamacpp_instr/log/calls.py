@@ -88,7 +88,7 @@ class CallsCollector:
             into.frombytes(columns[name].tobytes())
 
     def columns(self) -> dict[str, Int64]:
-        """What was collected. Add nothing after it."""
+        """What was collected. Add nothing afterwards."""
         return {name: np.frombuffer(of, np.int64) for name, of in self._columns.items()}
 
 

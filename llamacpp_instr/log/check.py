@@ -1,9 +1,8 @@
-"""Checks a log strictly: every line by itself, then the lines against each other.
+"""Checks a log strictly: every line on its own, then the lines against each other.
 
 Invariant: the check streams, each error gives a finding with its line, and memory is bounded: what
-is compared with later events is kept as long as the context, graph, plan, step or compute that it
-is about can be named. Only an event that is whole by the rules that all readers share
-(`log.resolve`) is checked further.
+is compared with later events is kept only while its context, graph, plan, step or compute can be
+named. Only an event that is whole by the rules of all readers (`log.resolve`) is checked further.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def _findings(path: str | Path) -> Iterator[Finding]:
     reader = LogReader(path, "give")
     if reader.dialect:
         name = reader.dialect.name
-        message = f"in the {name} dialect of an earlier fork: it converts, but cannot be checked"
+        message = f"in the {name} dialect of an earlier fork: it can be converted, but not checked"
         yield Finding(reader.path, 1, message)
         return
     checker = _Checker()
@@ -140,7 +139,7 @@ class _OfCompute:
 class _Checker:
     """The rules of whole events, and the order and the counts of all lines.
 
-    A rule gives the errors of an event, one message each, first those of the event by itself.
+    A rule gives the errors of an event, one message each, first those of the event on its own.
     """
 
     def __init__(self) -> None:
@@ -166,7 +165,7 @@ class _Checker:
         self._rules: dict[type[schema.Event], Callable[[Any], Iterator[str]] | None] = rules
 
     def findings(self, line: int, event: schema.Event) -> Iterator[str]:
-        """The errors of the event of `line`, by itself and given the events before it."""
+        """The errors of the event of `line`, on its own and given the events before it."""
         if self._end:
             yield f"comes after session_end (line {self._end[0]})"
         if self._refs.is_of_earlier_part(event):
@@ -270,7 +269,7 @@ class _Checker:
         nodes = graph.whole
         for first in event.node:
             if not nodes.exec[first]:
-                yield f"node {first} has a kernel, by its graph none runs for it"
+                yield f"node {first} has a kernel, but in its graph none runs for it"
         # the caller or a device runs all kernels of a split, or none
         missing = ""
         planned, needed = n_executed(graph, event), n_executed(graph)
@@ -357,7 +356,7 @@ class _Checker:
             yield f"ends {end - _end(compute)} ns after its compute"
 
     def _measured_compute(self) -> _OfCompute:
-        """It may not have been whole."""
+        """What is known of the latest compute, whose event may not have been whole."""
         return self._of_compute.setdefault(self._refs.compute, _OfCompute())
 
     def _layers(self, event: schema.Layers) -> Iterator[str]:
@@ -395,12 +394,12 @@ class _Checker:
         if self._level == "minimal":
             yield "ops at level minimal"
         elif self._level == "detailed" and (event.thread or event.wait is not None):
-            yield "another thread than 0, or waiting, at level detailed"
+            yield "a thread other than 0, or waiting, at level detailed"
         compute, of = self._measured_compute(), self._refs.compute.event
         plan = self._of_plan.get(self._refs.plan)
         if not event.device:
             yield from self._measured(event)
-        # an aborted compute leaves kernels out; where values are read, so does a thread that has
+        # an aborted compute leaves kernels out; where values are read, so does a thread that takes
         # no part in some of the pieces in which the graph is then computed
         if plan and plan.missing and of.status == 0 and not self._perturbed:
             yield f"plan {event.plan} has {plan.missing}"
@@ -425,7 +424,7 @@ class _Checker:
         else:
             self._given[event.device] += 1
         if event.split in compute.own:
-            yield f"thread 0 has kernels of {of}, too"
+            yield f"thread 0 also has kernels of {of}"
         compute.given.add(event.split)
         if event.thread or event.tail or event.wait is not None:
             yield "with `thread`, `wait` or `tail`, which belong to threads"
@@ -506,7 +505,7 @@ class _Checker:
             except ValueError:
                 yield "`hex` is not a hexadecimal number"
             else:
-                # decoders differ in how many replacement characters they write for wrong bytes
+                # decoders differ in how many replacement characters they write for invalid bytes
                 if text.replace("\ufffd", "") != event.text.replace("\ufffd", ""):
                     yield "`hex` and `text` are not the same bytes"
         context = self._named_context()
@@ -537,7 +536,7 @@ class _Checker:
 
 
 def _against_time(columns: dict[str, Int64], slack: int) -> Iterator[str]:
-    """Whether no command is there before it was sent, and no reply before it could be."""
+    """Whether no command arrives before it was sent, and no reply before it can have been."""
     known = columns["received"] >= 0
     replied = known & (columns["answered"] >= 0)
     for what, before, after, where in (
@@ -545,7 +544,7 @@ def _against_time(columns: dict[str, Int64], slack: int) -> Iterator[str]:
     ):  # fmt: skip
         early = (columns[before] - columns[after])[where]
         if len(early) and early.max() > slack:
-            yield f"a {what} is there {early.max()} ns before it was sent"
+            yield f"a {what} arrives {early.max()} ns before it was sent"
 
 
 def _gap(gap: list[int] | None) -> Iterator[str]:

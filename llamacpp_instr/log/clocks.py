@@ -1,10 +1,10 @@
-"""How the clock of another process is joined with a log's, by the commands that one sent the other.
+"""Joins the clock of another process with a log's, by the commands that one sent to the other.
 
-Invariant: the truth lies within the stated uncertainty, whatever the way of a command takes in each
+Invariant: the truth lies within the stated uncertainty, however long a command takes in each
 direction, if the clocks keep their rates: within a window their ratio may wander by WANDER. Nothing
 arrives before it is sent. So the server's clock shows at most `arrived` when the client's shows
-`sent`, and at least `done` when that shows `answered`. In each window the lines that pass between
-all of these bounds are a polygon; it says where the line may be at both ends of the window.
+`sent`, and at least `done` when the client's shows `answered`. In each window the lines that pass
+between all of these bounds are a polygon, which shows where the line may be at the window's ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from llamacpp_instr.log.session import Int64
 
 WINDOW_NS, WINDOW_REPLIES = 2_000_000_000, 64
-"""the least time and the least number of replies of a window"""
+"""the minimum duration of a window, and its minimum number of replies"""
 WINDOWS = 2000
-"""of a session that is long, about: they take a second"""
+"""about how many a long session has; they take a second to compute"""
 IDLE_NS = 1_000_000_000
 """a longer time without a command ends a window: nothing is known of the clocks then"""
 MAX_DRIFT = 2e-3
@@ -30,7 +30,7 @@ WANDER = 2e-7
 PIECES = 8
 """of a window: lines cross in its middle, so the clock is known better there than at its ends"""
 _FAR = float(1 << 50)
-"""ns; more than any line is away from the bounds of its window"""
+"""ns; farther than any line is from the bounds of its window"""
 
 Float64 = NDArray[np.float64]
 
@@ -41,11 +41,11 @@ class Exchanges(NamedTuple):
     sent: Int64
     """client: the first byte is about to be sent"""
     arrived: Int64
-    """server: the first byte is there"""
+    """server: the first byte has arrived"""
     done: Int64
-    """server: the work is done, and the reply is not begun"""
+    """server: the work is done, and the reply not yet begun"""
     answered: Int64
-    """client: the last byte of the reply is there; negative for a command without a reply"""
+    """client: the last byte of the reply has arrived; negative for a command without a reply"""
 
     def part(self, rows: Any) -> Exchanges:
         """The exchanges that a mask, an index or a slice selects."""
@@ -53,7 +53,7 @@ class Exchanges(NamedTuple):
 
 
 class Clock:
-    """The clock of a server on that of its client, in pieces of lines. All times are ns."""
+    """The clock of a server relative to that of its client, as pieces of lines. Times are in ns."""
 
     def __init__(self, ends: Int64, offsets: Int64, uncertainty: Int64) -> None:
         """`ends` and `offsets`, (windows, 2), are the client's times at the ends of each window,
@@ -91,8 +91,8 @@ class Clock:
         return self._uncertainty[self._windows(server)]
 
     def to_client(self, server: Int64) -> Int64:
-        """The client's time at each of the server's times; later ones do not become earlier ones,
-        except for one that is no time: a negative one stays -1."""
+        """The client's time at each of the server's times. Their order is kept, except that a
+        negative one, which is no time, becomes -1."""
         at = self._windows(server)
         begin, first, last = self._ends[at, 0], self._offsets[at, 0], self._offsets[at, 1]
         rate = (last - first) / np.maximum(self._ends[at, 1] - begin, 1)
@@ -107,8 +107,8 @@ class Clock:
 
 
 def join_clocks(exchanges: Exchanges) -> Clock | None:
-    """The server's clock on the client's; None if there is none for which nothing arrives before
-    it is sent, or if no command has a reply."""
+    """The server's clock relative to the client's; None if by every such clock something arrives
+    before it is sent, or if no command has a reply."""
     has_reply = exchanges.answered >= 0
     if not has_reply.any():
         return None
@@ -160,8 +160,8 @@ class _Part(NamedTuple):
 
 def _windows(exchanges: Exchanges, has_reply: NDArray[np.bool_]) -> Iterator[_Part]:
     """Successive exchanges, at least WINDOW_NS long and with WINDOW_REPLIES replies, unless nothing
-    was sent before or after them for IDLE_NS; the last ones before such a time belong to the window
-    before them if they are fewer. Each window has a reply."""
+    was sent before or after them for IDLE_NS; the last ones before such a pause belong to the
+    previous window if they are fewer. Each window has a reply."""
     sent, n = exchanges.sent, len(exchanges.sent)
     least = max(WINDOW_NS, int(sent[-1] - sent[0]) // WINDOWS)
     replies = np.flatnonzero(has_reply)
@@ -189,7 +189,7 @@ def _windows(exchanges: Exchanges, has_reply: NDArray[np.bool_]) -> Iterator[_Pa
 
 
 def _last(of: Exchanges, begin: int) -> int:
-    """A time of the client after all that either side did since `begin`."""
+    """A time on the client's clock after all that either side did since `begin`."""
     replies = of.answered >= 0
     ahead = (of.done - of.answered)[replies].max()
     last = int(max(of.sent.max(), of.answered.max(), of.done.max() - ahead))
@@ -197,8 +197,8 @@ def _last(of: Exchanges, begin: int) -> int:
 
 
 def _fitted(part: _Part) -> list[_Window] | None:
-    """The pieces of the window; those of its halves, if no line fits all of it; None if none fits a
-    single reply."""
+    """The pieces of the window; those of its halves, if no line fits all of it; None if no line
+    fits even a single reply."""
     if (window := _pieces(part)) is not None:
         return window
     exchanges = part.exchanges
@@ -256,7 +256,7 @@ def _pieces(part: _Part) -> list[_Window] | None:
 
 
 def _clipped(polygon: Float64, excess: Float64) -> Float64:
-    """The part of a convex polygon with an excess of at most 0; that of each corner is given."""
+    """The part of a convex polygon with an excess of at most 0; `excess` is that of each corner."""
     found: list[Float64] = []
     for i, corner in enumerate(polygon):
         before = excess[i - 1]

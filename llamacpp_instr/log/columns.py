@@ -1,4 +1,4 @@
-"""The columns of an event: whether they fit each other and the time, and when its intervals are."""
+"""The columns of an event: whether they are consistent and possible, and when its intervals are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def call_problems(event: schema.Rpc, side: str) -> list[str]:
     if side == "client":
         others -= {"step", "split"}
     found = [name for name in columns if name in others and columns[name] is not None]
-    problems += [f"column `{name}` is not of a {side}" for name in found]
+    problems += [f"column `{name}` does not belong to a {side}" for name in found]
     n = len(event.command)
     problems += _of_other_length(columns, n, "command")
     times = [columns[name] or () for name in ("gap", *needed)]

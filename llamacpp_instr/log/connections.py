@@ -1,4 +1,4 @@
-"""Which connections of a client's log and of its servers' logs are the same, and their clocks.
+"""Finds which connections of a client's log and of its servers' are the same, and joins the clocks.
 
 Invariant: two ends are one connection only if the commands that both logs have are equal, and their
 clocks can be joined. Their addresses say which it is, unless something between them translates
@@ -44,8 +44,8 @@ class Process:
     connections: dict[int, schema.Connection]
     ended: dict[int, schema.ConnectionEnd]
     calls: dict[str, Int64]
-    """the columns `calls.CALLS` that its side has, but for what only the client's events need; of a
-    server also with the times of its computes"""
+    """the columns `calls.CALLS` that its side has, except what only the client's events need; for a
+    server, also the times of its computes"""
 
     @cached_property
     def rows(self) -> dict[int, Int64]:
@@ -142,7 +142,7 @@ class Joined:
     """of each server"""
 
     def missing(self) -> list[str]:
-        """The endpoints that computed for the client, and whose log is not here."""
+        """The endpoints that computed for the client and whose log was not given."""
         calls = self.client.calls
         asked = set(calls["connection"][np.isin(calls["command"], GRAPHS)].tolist())
         of = self.client.connections
@@ -171,7 +171,7 @@ class Joined:
         n = sum(len(pair.rows) for pair in pairs)
         of_client = sum(len(self.client.rows[pair.connection]) for pair in pairs)
         endpoints = sorted({self.client.connections[pair.connection].endpoint for pair in pairs})
-        # what an offset that is off by its bound at both ends would make of the drift
+        # more than the drift that an offset off by its bound at both ends would show
         known = abs(clock.drift) > 2 * clock.uncertainty / max(clock.passed, 1)
         return (
             f"{process.run.name}: {', '.join(endpoints)}, {n:,} of {of_client:,} commands; clock"
@@ -223,18 +223,18 @@ def join_processes(processes: Sequence[Process]) -> Joined:
     clients = [of for of in processes if of.is_client]
     servers = [of for of in processes if not of.is_client]
     if not clients:
-        raise LogError("it is a server's log; name its client's log, too", processes[0].run.name)
+        raise LogError("it is a server's log; also name its client's log", processes[0].run.name)
     if len(clients) > 1:
         raise LogError(
-            f"it is a client's log, and so is {clients[0].run.name}; one client is possible",
+            f"it is a client's log, and so is {clients[0].run.name}; name only one",
             clients[1].run.name,
         )
     if not servers:
-        raise LogError("it is a client's log; name its servers' logs, too", clients[0].run.name)
+        raise LogError("it is a client's log; also name its servers' logs", clients[0].run.name)
     client = clients[0]
     for server in servers:
         if server.start.id in {of.id for of in client.connections.values()}:
-            raise LogError(f"was merged into {client.run.name} before", server.run.name)
+            raise LogError(f"was already merged into {client.run.name}", server.run.name)
     pairs = _by_address(client, servers)
     _by_commands(client, servers, pairs)
     clocks = []
@@ -343,7 +343,7 @@ def _exchanges(client: Process, server: Process, pairs: Sequence[Pair]) -> Excha
 
 
 def _stranger(client: Process, server: Process) -> str:
-    """Why a log is not of a server of the client."""
+    """Why a log is not that of a server of the client."""
     n = counted(len(server.connections), "connection")
     servers = sorted({of.peer for of in client.connections.values()})
     local = sorted({of.local for of in server.connections.values()})

@@ -16,8 +16,9 @@ RUNS_KEPT = 64
 
 
 def n_executed(graph: Graph, plan: Plan | None = None) -> list[int]:
-    """By split: how many of its executed nodes kernels of `plan` compute, or all; the graph must
-    have its nodes. Devices pass over nodes without elements, for which the CPU runs a kernel."""
+    """By split: how many of its executed nodes the kernels of `plan` compute; without a plan, how
+    many there are. The graph must have its nodes. Devices skip nodes without elements, for which
+    the CPU runs a kernel."""
     executed = list(graph.whole.exec)
     for split in graph.splits:
         if split.backend != "CPU":
@@ -33,8 +34,8 @@ def n_executed(graph: Graph, plan: Plan | None = None) -> list[int]:
 
 
 def covered(graph: Graph, plan: Plan | None) -> frozenset[int]:
-    """The splits whose executed nodes kernels of `plan` all compute, also splits without any; the
-    graph must have its nodes."""
+    """The splits whose executed nodes are all computed by kernels of `plan`, including splits
+    without any; the graph must have its nodes."""
     needed = n_executed(graph)
     there = n_executed(graph, plan) if plan else [0] * len(needed)
     return frozenset(i for i, n in enumerate(needed) if there[i] == n)
@@ -46,7 +47,7 @@ def backends_of(graph: Graph, splits: Collection[int]) -> list[str]:
 
 
 def other_backends(graph: Graph) -> list[str]:
-    """The backends of a graph beside the CPU, in order."""
+    """The backends of a graph besides the CPU, in order."""
     return [name for name in backends_of(graph, range(len(graph.splits))) if name != "CPU"]
 
 

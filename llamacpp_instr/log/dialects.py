@@ -55,7 +55,7 @@ class Dialect:
     _start: int | None = None
     """the first timestamp, as nanoseconds since 1970"""
     _now: int = 0
-    """the earliest begin of the next step"""
+    """the earliest start of the next step"""
     _open: list[_Step] = field(default_factory=list)
     _steps: int = 0
     _marks: int = 0
@@ -103,7 +103,7 @@ class Dialect:
 
     def _advance(self, t: int) -> None:
         if t > schema.LATEST:
-            raise ValueError("146 years after the log's begin")
+            raise ValueError("146 years after the start of the log")
         self._now = max(self._now, t)
 
     def _session_start(self, data: dict[str, Any], stamp: int) -> list[schema.Event]:
@@ -181,7 +181,7 @@ E = TypeVar("E", bound=msgspec.Struct)
 
 
 def _event(of: type[E], /, **known: Any) -> E:
-    """An event in which the other keys that it must have are zero or empty."""
+    """An event in which all other required keys are zero or empty."""
     return of(**_zeros(of) | known)
 
 
@@ -197,7 +197,7 @@ def _zeros(of: type[msgspec.Struct]) -> dict[str, Any]:
 
 
 def _duration(data: dict[str, Any]) -> int | None:
-    """Removes a duration from `data`; in nanoseconds."""
+    """Removes a duration from `data` and returns it in nanoseconds."""
     for key, unit in (("execution_time_us", 1_000), ("duration_ms", 1_000_000)):
         number = data.get(key)
         if _is_number(number) and number * unit <= schema.MOST:

@@ -1,11 +1,11 @@
 """The requests of a log that is followed, each as soon as it has ended.
 
-One that left a server's queue has ended with its mark. Another has ended when its mark ends and no
-step of its sequence is under way; otherwise when another one begins in its sequence, unless a mark
-that may be its own is open; and with the log.
+A request that left a server's queue ends with its mark. Any other ends when its mark ends and no
+step of its sequence is under way; otherwise when the next one begins in its sequence, unless a mark
+that may be its own is open; at the latest with the log.
 
 Invariant: the requests are those of `find_requests`, and those of `left_requests` that the server
-noted. What is kept are the requests that have not ended, and the steps of their contexts since the
+noted. Kept are only the requests that have not ended, and the steps of their contexts since the
 first of them began.
 """
 
@@ -35,9 +35,9 @@ from llamacpp_instr.log.session import WARM_UP, Table
 from llamacpp_instr.log.steps import LatestSteps
 
 Ended: TypeAlias = Callable[[Request, Table], object]
-"""gets a request, and the steps of its context and of what drafts for that while it was under way:
-`request.steps` are rows of them, which have step, ctx (the request's), begin, end, n_tokens and
-n_seqs"""
+"""gets a request, and the steps of its context, and of what drafts for that, while the request was
+under way: `request.steps` are rows of them, which have step, ctx (the request's), begin, end,
+n_tokens and n_seqs"""
 _COLUMNS = ("step", "ctx", "begin", "end", "n_tokens", "n_seqs")
 _NO_STEPS = Table({name: np.zeros(0, np.int64) for name in _COLUMNS})
 
@@ -59,11 +59,12 @@ class EndedRequests:
         """the latest of each context and sequence, of SPANS of them"""
         self._over: list[Request] = []
         self._followed: list[Request] = []
-        """which end with this event, unless a mark of theirs may follow: all, and some"""
+        """which end with this event: all that are over, and those followed by another request
+        unless their mark may still come"""
         self._notes: dict[int, Served] = {}
         """by the mark, which ends next"""
         self._slots: dict[int, int] = {}
-        """by the mark, those that took its request"""
+        """by the mark: the slot that took its request"""
         self._served: dict[tuple[int, int], Served] = {}
         """by arrival and sequence"""
         self.takers: Takers = {
@@ -134,7 +135,7 @@ class EndedRequests:
         self._end_all()
 
     def _see(self, request: Request) -> Request:
-        """The request, which is open; the one before it in its sequence is followed by it."""
+        """The request, which is now open; it follows the previous one in its sequence."""
         key = request.ctx, request.seq
         before = self._last.get(key)
         if before is not request:
@@ -152,7 +153,7 @@ class EndedRequests:
         )
 
     def _may_be_marked(self, request: Request) -> bool:
-        """Whether a mark that is open may be that of a request."""
+        """Whether an open mark may be that of a request."""
         return request.arrival < 0 and any(
             mark.t <= request.begin and mark.seq in (-1, request.seq)
             for _, mark in self._refs.open_marks.values()

@@ -1,4 +1,4 @@
-"""The experts that the computes of a session used, as columns: some bytes for each expert."""
+"""The experts that the computes of a session used, as columns: a few bytes for each expert."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llamacpp_instr.log.schema import Experts
 
 @dataclass(frozen=True)
 class ExpertUses:
-    """A row for each node and compute that the log has experts of."""
+    """A row for each node and compute for which the log has experts."""
 
     compute: NDArray[Any]
     node: NDArray[Any]
@@ -23,7 +23,7 @@ class ExpertUses:
     expert: NDArray[Any]
     """of all rows, one after the other"""
     uses: NDArray[Any]
-    """of each of these: how many tokens used it"""
+    """for each of these: how many tokens used it"""
 
 
 class ExpertsCollector:
@@ -42,6 +42,6 @@ class ExpertsCollector:
                 column.fromlist(values)
 
     def uses(self) -> ExpertUses:
-        """What was collected. Add nothing after it."""
+        """What was collected. Add nothing afterwards."""
         columns = {name: np.frombuffer(of, of.typecode) for name, of in self._columns.items()}
         return ExpertUses(**columns)

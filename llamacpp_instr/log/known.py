@@ -1,5 +1,5 @@
 """What an event of a log can name: models, contexts, graphs, plans, steps and computes, each with
-what is kept of it."""
+what is kept about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KnownContext:
     event: schema.Context
     model: KnownModel
     graphs: dict[int, KnownGraph] = field(default_factory=dict)
-    """the one that was given or computed last at the end"""
+    """the one that was given or computed last is at the end"""
     compute: KnownCompute | None = None
     """the latest"""
 
@@ -42,7 +42,7 @@ class KnownContext:
 
 
 def clients_context() -> KnownContext:
-    """What the graphs and computes belong to that clients of an RPC server asked for."""
+    """What the graphs and computes belong to that the clients of an RPC server asked for."""
     model = schema.Model(
         t=0, model=0, path="", arch="", params=0, bytes=0, ftype="", hparams={}, dur=0, n_tensors=0
     )
@@ -104,7 +104,7 @@ class KnownStep:
     @property
     def phase(self) -> str:
         """What reports, tables and traces call the step: prefill, decode, encode or draft. In logs
-        that do not have the sequences, what the recorder made of the number of tokens."""
+        without sequences, what the recorder concluded from the number of tokens."""
         if self.target >= 0:
             return "draft"
         if self.event.kind == "encode":
@@ -132,6 +132,6 @@ class KnownCompute:
     ubatch: Ubatch | None
     """what is known of its masks and experts, None for nothing"""
     step: KnownStep | None = None
-    """that it belongs to, also when that has ended"""
+    """that it belongs to, even if that has ended"""
     given: set[int] = field(default_factory=set)
     """its splits whose `ops` a device has given"""

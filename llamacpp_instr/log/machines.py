@@ -1,11 +1,11 @@
-"""What each machine of llama.cpp's RPC backend did in the time of the steps, and the link to it.
+"""What each machine of llama.cpp's RPC backend did during the steps, and the link to it.
 
 A machine is an endpoint, by the name that its user gave. Invariant: each nanosecond of a step is in
 one of PARTS on each machine, so the parts add up to the time that the caller saw. Where several
 apply, the first one counts: a command that waits behind a compute is not on the wire then.
 
-The clock of a machine is known within a bound, but not what a link takes in each direction: where a
-sum of both directions is given, the bound cancels. All times are in ns.
+The clock of a machine is known within a bound, but the time that a link takes in each direction is
+not. Where the sum of both directions is given, the bound cancels. All times are in ns.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ COMPUTE, SERIALIZATION, WIRE, AWAY, QUEUE, WAITING = PARTS = (
     "compute", "serialization", "wire", "wire or machine", "queue", "waiting",
 )  # fmt: skip
 """computing a graph; reading commands, writing tensors and building graphs; a command or its reply
-is under way; one of the two before, where only the client's log is known; a command waits for those
-before it; and nothing was asked of the machine"""
+is in transit; one of the previous two, where only the client's log is known; a command waits for
+earlier ones; and nothing was asked of the machine"""
 
 GRAPH_COMPUTE, GRAPH_RECOMPUTE = map(
     schema.RPC_COMMANDS.index, ("GRAPH_COMPUTE", "GRAPH_RECOMPUTE")
@@ -42,7 +42,7 @@ FASTEST = 0.1
 
 @dataclass(frozen=True)
 class Link:
-    """Between the client and a machine."""
+    """The link between the client and a machine."""
 
     machine: str
     round_trip: float | None
@@ -89,7 +89,7 @@ class Machines:
 
     def together(self, kernels: list[Spans]) -> dict[str, Int64]:
         """ns of each step in each of PARTS on any machine; `kernels` are those of the client, which
-        compute, too. The last part is what the client did alone beside them."""
+        also compute. The last part is the client's other work."""
         return self._divided([{COMPUTE: kernels}, *self._spans.values()])
 
     def _divided(self, machines: Sequence[dict[str, list[Spans]]]) -> dict[str, Int64]:
@@ -104,7 +104,7 @@ class Machines:
         return parts | {WAITING: end - begin - before}
 
     def traffic(self, machine: str) -> tuple[Int64, Int64, Int64]:
-        """Of each step: its commands to a machine, their bytes, and those of the replies."""
+        """For each step: its commands to a machine, their bytes, and those of the replies."""
         calls, steps = self.calls[machine], self._steps
         row = np.array([self._rows.get(step, -1) for step in calls["step"].tolist()], np.int64)
         inside = row >= 0
@@ -114,7 +114,7 @@ class Machines:
         return found[0], found[1], found[2]
 
     def link(self, machine: str) -> Link:
-        """What all commands to a machine show of the link, also those outside of steps."""
+        """What all commands to a machine, including those outside steps, show of the link."""
         calls = self.calls[machine]
         bounds = [self._session.connections[of].uncertainty for of in self._of[machine]]
         known = [of for of in bounds if of is not None]
@@ -129,7 +129,7 @@ class Machines:
 
 
 def _spans(calls: Table) -> dict[str, list[Spans]]:
-    """When the machine's parts are under way."""
+    """When each of PARTS was under way on a machine."""
 
     def between(begin: Int64, end: Int64, rows: Bools) -> Spans:
         return begin[rows], np.maximum(begin, end)[rows]
@@ -167,7 +167,7 @@ def _heard_of(calls: Table) -> Int64:
 
 
 def _before(calls: Table, column: str) -> Int64:
-    """The latest time in `column` of the commands before each on its connection; -1 for none."""
+    """The time in `column` of the previous command on the same connection; -1 for none."""
     found = np.full(len(calls), -1, np.int64)
     same = calls["connection"][1:] == calls["connection"][:-1]
     found[1:][same] = calls[column][:-1][same]
@@ -175,19 +175,19 @@ def _before(calls: Table, column: str) -> Int64:
 
 
 def _out(calls: Table) -> tuple[float | None, float | None]:
-    """ns of the way to the machine, on its clock, and bytes per second."""
+    """ns of the transit to the machine, on its clock, and bytes per second."""
     idle = calls["sent"] >= _before(calls, "done")
     small = calls["out"] <= SMALL
     way = _fastest((calls["received"] - calls["sent"])[idle & small])
     read = _before(calls, "received")
     alone = read <= calls["sent"]
-    # one that follows another at once has its time on the wire after that
+    # a command that directly follows another is on the wire only after that
     took = calls["received"] - np.maximum(calls["sent"], read)
     return way, _rate(calls["out"], took - alone * (way or 0.0))
 
 
 def _back(calls: Table) -> tuple[float | None, float | None]:
-    """ns of the way from the machine, on its clock, and bytes per second."""
+    """ns of the transit from the machine, on its clock, and bytes per second."""
     calls = calls.rows(calls["answered"] >= 0)
     took = calls["answered"] - calls["done"]
     way = _fastest(took[calls["in"] <= SMALL])

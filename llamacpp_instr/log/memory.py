@@ -25,7 +25,7 @@ class MemoryInUse:
         """by model: the context whose weights count"""
 
     def take(self, memory: schema.Memory, model: int) -> Counter[tuple[str, str]]:
-        """What has changed of `held`."""
+        """What has changed in `held`."""
         owner = self._owner.setdefault(model, memory.ctx)
         now: Counter[tuple[str, str]] = Counter()
         self.devices.update((of.device, of) for of in memory.devices)

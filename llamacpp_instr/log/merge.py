@@ -1,10 +1,10 @@
-"""One log of a client's log and of its servers': every machine on the client's clock.
+"""Makes one log from a client's log and its servers': every machine on the client's clock.
 
-Invariant: the client's events stay as they are, with their ids, but for the numbers of plans. Each
+Invariant: the client's events and their ids are unchanged, except for the numbers of plans. Each
 compute is followed by the kernels that servers ran for it, as those of a device; node k of a
 server's graph is node `start + k` of the client's, where `start` is that of the split. A server's
-kernel is there once or, if its log lacks it, not at all. The logs are read side by side: what waits
-is what servers computed between two computes of the client.
+kernel appears once or, if its log lacks it, not at all. The logs are read side by side: only what
+servers computed between two computes of the client is held back.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ class _Raw:
 
 
 def _uncertainty(clock: Clock, ops: schema.Ops) -> int:
-    """Of the times of kernels, whose durations are those of the server's clock."""
+    """The uncertainty of the times of kernels, whose durations are on the server's clock."""
     took = sum(ops.dur) + sum(ops.gap or ())
     ends = clock.uncertainty_at(np.array([ops.t, ops.t + took]))
     return int(ends.max()) + int(abs(clock.drift) * took) + 1

@@ -12,7 +12,7 @@ from llamacpp_instr.log.session import Session, Table, with_result_times
 
 
 class JoinedParts:
-    """Keeps of the parts of a log what their steps need (about 230 bytes a step), for readers whose
+    """Keeps what the steps in the parts of a log need (about 230 bytes a step), for readers whose
     memory does not grow with the kernels."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class JoinedParts:
             tables.append(table)
 
     def session(self) -> Session:
-        """The last part with these tables, and the contexts, of the whole log. Call it once."""
+        """The last part, with these tables and the contexts of the whole log. Call it once."""
         joined: dict[str, Any] = {}
         while self._tables:
             name, tables = self._tables.popitem()

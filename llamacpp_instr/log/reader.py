@@ -169,8 +169,8 @@ class LogEnd:
     left_out: int = 0
     """events that were not whole (`log.resolve`; lenient only)"""
     parts: tuple[str, ...] = ()
-    """what the user should know about the parts of a rotated log; the rest is about the last part,
-    except for the counts"""
+    """what the user should know about the parts of a rotated log; the other fields are about the
+    last part, except for the counts"""
 
     def sentence(self) -> str:
         """What the user should know about the end of the log, empty if all is well."""
@@ -181,8 +181,9 @@ class LogEnd:
             lines = "line was" if self.skipped == 1 else "lines were"
             parts.append(f"{self.skipped} damaged {lines} skipped")
         if self.left_out:
-            events = "event was" if self.left_out == 1 else "events were"
-            parts.append(f"{self.left_out} {events} left out, which refer to missing ones")
+            events = "event that refers" if self.left_out == 1 else "events that refer"
+            were = "was" if self.left_out == 1 else "were"
+            parts.append(f"{self.left_out} {events} to missing ones {were} left out")
         return "; ".join([*parts, *self.parts])
 
     def notes(self) -> list[str]:
@@ -221,7 +222,7 @@ class LogReader:
     """An iterable of (1-based line number, event). It can be iterated once.
 
     `end` is None until the last line was read. `dialect` names the dialect of an earlier fork that
-    the log is converted from, or is None. `bad_lines` says what happens with a line that cannot be
+    the log is converted from, or is None. `bad_lines` says what happens to a line that cannot be
     decoded: it raises LogError, is counted and skipped, or is one of the `items`. With `more`, the
     log is plain and being written (`growing`).
     """

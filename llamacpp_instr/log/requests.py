@@ -1,5 +1,4 @@
-"""The requests of a session: which steps and tokens served whom, from arrival to last token, and
-what their time went to.
+"""The requests of a session: the steps and tokens that served each, from arrival to last token.
 
 A request is a prompt and the tokens that follow it in one sequence of a context. The log does not
 say where a request begins, so a new one begins with the first tokens of a sequence, and later when
@@ -13,8 +12,8 @@ A marked span belongs to the first request of its sequence that begins in it and
 that says which request it took has that one until its mark ends.
 
 Its prompt ends with its first token. The position of its first prompt token is the number of tokens
-that it reused. If the application samples by itself, the log has no tokens: a token then counts
-when the step ends that computed its logits. That holds until the first token of a context comes.
+that it reused. If the application does its own sampling, the log has no tokens: a token then counts
+when the step that computed its logits ends. That holds until the first token of a context comes.
 
 Invariant: a RequestFinder keeps at most the open request of each sequence, KEPT more of each that
 may yet turn out to be a mark's, and SPANS spans, of CONTEXTS_KEPT contexts.
@@ -52,7 +51,7 @@ SPANS = 1024
 
 
 class Served(msgspec.Struct, frozen=True):
-    """What llama-server notes when a request ends, also one that left before a slot took it."""
+    """What llama-server notes when a request ends, even one that left before a slot took it."""
 
     mark: int
     """the span from its arrival in the server's queue"""
@@ -72,7 +71,7 @@ class Served(msgspec.Struct, frozen=True):
     truncated: bool
     stop: Literal["none", "eos", "word", "limit", "done"]
     path: str = ""
-    """of the address that the client asked; empty if no tokens were asked for"""
+    """of the address that the client requested; empty if no tokens were asked for"""
     traceparent: str = ""
     """of the client, as W3C Trace Context has it; empty without one"""
 
@@ -92,7 +91,7 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """What llama-server notes when a slot takes a request: prompt tokens that were there."""
+    """What llama-server notes when a slot takes a request: which prompt tokens it already had."""
 
     mark: int
     """the span from its arrival in the server's queue"""
@@ -149,7 +148,7 @@ class Copied(msgspec.Struct, frozen=True):
     held: int
     """bytes of all copies after it"""
     limit: int
-    """most bytes of all copies, 0 for no limit"""
+    """maximum bytes of all copies, 0 for no limit"""
 
 
 @dataclass
@@ -163,17 +162,17 @@ class Request:
     arrival: int = -1
     """when the mark began, -1 if unknown"""
     end: int = -1
-    """when the mark ended, or the last token was there"""
+    """when the mark ended, or the last token was ready"""
     reused: int = 0
     """prompt tokens whose cells were in the cache"""
     prompt: int = 0
     """prompt tokens that were computed"""
     first_step: int = -1
     last_step: int = -1
-    """the latest so far; both as the RequestFinder was given them. One that found its whole prompt
-    in the cache begins with the step of the logits that it sampled"""
+    """the latest so far; both as the RequestFinder was given them. A request that found its whole
+    prompt in the cache begins with the step of the logits that it sampled"""
     token_times: array[int] = field(default_factory=lambda: array("q"))
-    """when each output token was there"""
+    """when each output token was ready"""
     steps: list[int] = field(default_factory=list)
     """rows of the table of steps, in order; only `find_requests` fills it"""
     begin: int = 0
@@ -339,8 +338,8 @@ class RequestFinder:
         return stream.current if stream else None
 
     def _copied(self, context: _Context, seq: int, step: int, t: int) -> _Stream | None:
-        """A sequence without tokens in the step takes one: it is a copy of one that has some, such
-        as that of another answer to one prompt."""
+        """A token of a sequence without tokens in the step: the sequence is a copy of one that has
+        some, such as that of another answer to the same prompt."""
         of = (stream.current for stream in context.streams.values())
         other = next((of for of in of if of and of.last_step == step), None)
         if step < 0 or other is None:
@@ -422,7 +421,7 @@ def find_requests(session: Session) -> tuple[Table, list[Request]]:
 
     parts = parts_of_steps(session, steps)
     row_of = {number: row for row, number in enumerate(parts)}
-    # when, the rank among those of one time, and what the finder gets
+    # for each call: when, its rank among those of one time, and what the finder gets
     of_steps = _by_time(steps, steps["end"], "step", "ctx", "begin")
     tokens, marks = session.tokens, session.marks
     served, taken = _noted(session, "request", Served), _noted(session, "slot", Taken)
@@ -470,7 +469,7 @@ NOTES: dict[str, type[Served | Taken | Encoded | Copied]] = {
 
 
 def read_note(note: Note) -> Served | Taken | Encoded | Copied | None:
-    """What llama-server notes of a request or a prompt; None for another note."""
+    """What llama-server notes about a request or a prompt; None for another note."""
     kind = NOTES.get(note.name)
     with suppress(msgspec.ValidationError):  # another application's
         return None if kind is None else msgspec.convert(note.data, kind)
@@ -480,7 +479,7 @@ def read_note(note: Note) -> Served | Taken | Encoded | Copied | None:
 def left_requests(session: Session) -> list[Request]:
     """The requests of a llama-server that left before a slot took them, in order of their end.
     They have no context and no sequence, and begin when they end; logs of older recorders lack what
-    was noted of them (`Request.served`)."""
+    was noted about them (`Request.served`)."""
     if not (taken := _noted(session, "slot", Taken)):
         return []  # another application's marks need no sequence
     marks, served = session.marks, _noted(session, "request", Served)
@@ -499,8 +498,8 @@ def left_request(arrival: int, end: int, served: Served | None) -> Request:
 
 
 def server_context(contexts: Iterable[Context]) -> Context | None:
-    """The one of these, in the order in which they came, whose sequences are a server's slots: the
-    latest that drafts nothing."""
+    """The context whose sequences are a server's slots: the latest that drafts nothing. `contexts`
+    are in the order in which they came."""
     return next((of for of in reversed(list(contexts)) if of.target < 0), None)
 
 
@@ -512,8 +511,8 @@ def prompt_copies(session: Session) -> list[Copied]:
 
 def step_tokens(session: Session, steps: Table) -> tuple[Int64, Int64]:
     """The prompt tokens and the output tokens of each of `steps`, both (steps,). An output token is
-    one that was sampled from the step's logits; if the application samples by itself, every output
-    counts, but one for a prompt. Tokens of a draft model are neither."""
+    one that was sampled from the step's logits; if the application does its own sampling, every
+    output counts, but only one for a prompt. Tokens of a draft model are neither."""
     row_of = {step: row for row, step in enumerate(steps["step"].tolist())}
     draft = steps["phase"] == "draft"
     prompt = np.where(steps["phase"] == "prefill", steps["n_tokens"], 0)
@@ -562,6 +561,3 @@ def _by_time(table: Table, when: Int64, *names: str) -> Iterator[Any]:
     order = np.argsort(when, kind="stable")
     columns = (table[name][order].tolist() for name in names)
     return zip(when[order].tolist(), order.tolist(), *columns, strict=True)
-
-
-# --- what their time went to ---

@@ -1,11 +1,10 @@
 """Follows the ids of a log: what each event refers to, in bounded memory.
 
-Invariant: an event is whole if it does not lie before the session, an earlier event assigned every
-id that it names, the id can still be named, and its columns fit each other and what they describe.
+Invariant: an event is whole if it is not before the session, an earlier event assigned every id
+that it names, the id can still be named, and its columns fit each other and what they describe.
 Every reader and `check` use these rules, so they accept and refuse the same events for the same
-reasons. The docstring of `schema` says how long an id can be named; what cannot be named any more
-is forgotten. Of the weights that a graph reads, those are followed that it gives by their ids
-alone; `check` checks the others.
+reasons. The docstring of `schema` says how long an id can be named; what can no longer be named is
+forgotten. Weights are followed if a graph gives them by id alone; `check` checks the others.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ Takers: TypeAlias = Mapping[type[schema.Event], Callable[[Any], None]]
 
 class Resolver:
     """Takes the events of one log in order. Its attributes `model` to `mark` are what the latest
-    event refers to; those that it does not refer to are of earlier events. Only with `masks` are
-    the masks of computes followed."""
+    event refers to; those that it does not refer to are of earlier events. The masks of computes
+    are followed only with `masks`."""
 
     model: KnownModel
     context: KnownContext
@@ -81,7 +80,7 @@ class Resolver:
         """the largest `t` so far, in ns"""
         self.models: dict[int, KnownModel] = {}
         self.contexts: dict[int, KnownContext] = {}
-        """the one that was named last at the end"""
+        """the one that was named last is at the end"""
         self.graphs: dict[int, KnownGraph] = {}
         self.plans: dict[int, KnownPlan] = {}
         self.computes: dict[int, KnownCompute] = {}
@@ -177,7 +176,7 @@ class Resolver:
     def problems(self, event: schema.Event) -> Iterator[str]:
         """Why the event is not whole, one message each; changes nothing."""
         found = self._rules[type(event)][0](event)
-        # loading a model begins before the library can open a session by itself
+        # loading a model begins before the library can open a session on its own
         begin = self._begin or 0
         if event.t < begin and not isinstance(event, schema.Model):
             return chain([f"`t` is {begin - event.t} ns before session_start"], found)

@@ -1,10 +1,10 @@
 """Which logs belong together, and how the parts of a rotated log are read as one.
 
-Invariant: several parts give the events that one file would have, except that each part has the
-graphs and plans that it uses again, with new ids (`schema`, Lifetimes). Ids count through all
-parts, so nothing is renamed but the `index` of a token, which each part counts anew. A log that is
-followed while it is written gives the same events, each soon after it was written. The recorder
-never waits for a reader.
+Invariant: several parts give the events that one file would have, except that each part repeats the
+graphs and plans that it uses, with new ids (`schema`, Lifetimes). Ids count through all parts, so
+nothing is renumbered except the `index` of a token, which begins at 0 again in each part. A log
+that is followed while it is written gives the same events, each soon after it was written. The
+recorder never waits for a reader.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from llamacpp_instr.log.schema import Event, Mark, SessionEnd, SessionStart
 
 @dataclass(frozen=True)
 class Run:
-    """A session: the paths of its parts in order; of a log that is not rotated, one path."""
+    """A session: the paths of its parts in order; one path for a log that is not rotated."""
 
     paths: tuple[str, ...]
     numbers: tuple[int, ...] = ()
     """of the parts"""
     marks: tuple[frozenset[int], ...] = ()
-    """for each part the marks that are open when it begins"""
+    """for each part, the marks that are open when it begins"""
 
     @property
     def name(self) -> str:
@@ -63,7 +63,7 @@ def find_runs(paths: Sequence[str | Path], repeated: bool = False) -> list[Run]:
 
     Rotated parts of one session are one run, whatever the order of the paths. Every other log is a
     run of its own, and so are standard input and pipes, which can be read only once. A part that is
-    given twice is one too if `repeated`, else an error. Raises UsageError for that and if standard
+    given twice also is one if `repeated`, else an error. Raises UsageError for that and if standard
     input is given twice, LogError for a file that is not a log.
     """
     if len(paths) == 1:
@@ -180,7 +180,7 @@ class Joiner:
         self._earlier = self._tokens.copy()
 
     def take(self, event: schema.Event) -> bool:
-        """Whether the whole has the event; counts the index of a token through the parts."""
+        """Whether the joined log has the event; counts the index of a token through the parts."""
         if isinstance(event, schema.SessionStart):
             return self._part == 1
         if isinstance(event, schema.SessionEnd):  # the last one has the totals of all parts
@@ -214,7 +214,7 @@ class Joiner:
 LOOK_S = 0.05
 """how often it looks for new lines; the recorder writes ten times a second"""
 SILENT_S = 3.0
-"""after which it looks whether the program that writes the log still runs"""
+"""after which it checks whether the program that writes the log is still running"""
 CATCH_UP = 64 << 20
 """bytes of finished parts that it reads before the part that is being written"""
 
@@ -239,7 +239,7 @@ class FollowedLog:
         self.is_catching_up = True
         self._stop = stop
         if is_pipe(path):
-            raise LogError("only a file can be followed; name the log that is written", str(path))
+            raise LogError("only a file can be followed; name the log being written", str(path))
         self._start = _start_of(Path(path))
         number = self._start.part
         self._first = Path(path).with_stem(Path(path).stem.removesuffix(f".part{number}"))
@@ -310,7 +310,7 @@ class FollowedLog:
 
     def _is_written(self, newest: Path) -> bool:
         """Whether a process may still write to the log, whose newest part is given. A process of
-        another machine or container is not seen here; the age of the file decides then."""
+        another machine or container is not visible here; then the age of the file decides."""
         if _ends(newest):
             return False
         return _runs(self._start.process.pid) or time.time() - newest.stat().st_mtime < SILENT_S

@@ -9,15 +9,15 @@ that an op or a tensor belongs to no layer. Durations, counts and sizes are at l
 2**53, so every JSON reader keeps them exactly. `t` is below 2**62 (146 years). Ids (`model`, `ctx`,
 `graph`, `plan`, `step`, `compute`) count from 0 through all parts of a log and are below 2**31. All
 columns of an event have the same length. In `gap`/`dur` columns the i-th interval begins at
-`t + sum(gap[:i+1]) + sum(dur[:i])`. gap[0] is 0, and an absent `gap` means all zeros. The number of
-a `connection` counts in the process, also while nothing is recorded.
+`t + sum(gap[:i+1]) + sum(dur[:i])`. gap[0] is 0, and an absent `gap` means all zeros. `connection`
+counts all connections of the process, including those made while nothing was recorded.
 
 Lifetimes: An event assigns an id once, before any other event names it. A reader keeps models
 until the log ends. It may forget a context once 256 others have been named after it, and a graph
 and its plans once 64 other graphs of that context have been written or computed; if the recorder
 meets an older graph again, it writes it again with a new id. `experts`, `layers`, `ops`, `splits`
 and `tensor_stats` name the latest compute of a context; `ops` of a device may name one of the 64
-latest computes, of all contexts, with a split of another backend than the CPU. `compute` and
+latest computes, of all contexts, with a split of a backend other than the CPU. `compute` and
 `step_end` name an open step, but `kv` and `token` may name one that has ended. `rpc` may name steps
 and computes that end in later lines, or never. So a reader needs the same memory for a log of any
 size. Commands reject a log that names anything else.
@@ -65,7 +65,7 @@ RPC_COMMANDS = (
 MOST = 2**53 - 1
 """the largest duration, count or size; durations of 104 days, sizes of 8 PiB"""
 LATEST = 2**62 - 1
-"""the latest time; the sum with a duration still fits into 64 bits"""
+"""the latest time; its sum with a duration still fits into 64 bits"""
 
 Ns = Annotated[int, Meta(ge=0, le=MOST, description="nanoseconds")]
 TotalNs = Annotated[int, Meta(ge=0, le=LATEST, description="nanoseconds")]
@@ -82,7 +82,7 @@ OptionalNs = Annotated[int, Meta(ge=-1, le=MOST, description="nanoseconds")]
 Offset = Annotated[int, Meta(ge=-LATEST, le=LATEST, description="nanoseconds")]
 Truth = Annotated[int, Meta(ge=0, le=1)]
 Fused = Annotated[int, Meta(ge=1, le=1000)]
-"""nodes of one kernel; ggml fuses some dozens"""
+"""nodes of one kernel; ggml fuses a few dozen"""
 Shape = Annotated[list[Count], Meta(max_length=4)]
 Sources = Annotated[list[Int32], Meta(max_length=64)]
 """ggml allows 10"""
@@ -128,7 +128,7 @@ class Producer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
 
 
 class Host(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The machine that it ran on."""
+    """The machine that the process ran on."""
 
     cpu: str
     features: list[str]
@@ -154,8 +154,8 @@ class SessionStart(Event, kw_only=True):
     """random, 16 hexadecimal digits; the same in all parts of a rotated log"""
     part: Annotated[int, Meta(ge=1)] = 1
     """number of the file in a rotated log (`instr exec --rotate`). Each file is a complete log that
-    repeats models, contexts and graphs. Ids continue to count: a model and a context keep theirs,
-    a graph gets a new one"""
+    repeats models, contexts and graphs. Ids keep counting: models and contexts keep theirs, graphs
+    get new ones"""
     time: str
     """`wall` as ISO 8601, UTC"""
     wall: Annotated[int, Meta(ge=0, le=LATEST, description="nanoseconds since 1970-01-01 UTC")]
@@ -196,24 +196,24 @@ class SessionEnd(Event, kw_only=True):
 
 
 class Machine(Event, kw_only=True):
-    """What else the machine did, written at most ten times a second and only while there are steps.
-    It covers the time since the previous one, or since the session began; it is about the whole
-    process, not about one step."""
+    """What else the machine did. Written at most ten times a second, and only while there are
+    steps. It covers the time since the previous `machine` event, or since the session began, and
+    the whole process, not one step."""
 
     dur: Ns
     """time that it covers; it ends at `t`"""
     cpu: Ns
     """CPU time of the process, user and system, all threads"""
     delay: Ns | None = None
-    """time in which threads of the process were ready to run and waited for a CPU, all threads.
-    Absent if the system does not tell"""
+    """time in which threads of the process were ready to run but waited for a CPU, the sum over all
+    threads. Absent if the system does not report it"""
     nvcsw: Count
     """voluntary context switches: a thread waited for something"""
     nivcsw: Count
     """involuntary context switches: another thread got the CPU"""
     load: float | None = None
-    """load average of the machine over one minute. Absent if the system does not tell, like the
-    next three"""
+    """load average of the machine over one minute. Absent if the system does not report it, like
+    the next three"""
     running: Count | None = None
     """threads of the whole machine that run or are ready to run at `t`, without the one that reads
     this"""
@@ -234,8 +234,8 @@ class Mark(Event, kw_only=True):
     thread: Int32 = 0
     """operating system's thread id"""
     seq: OptionalRef = -1
-    """the sequence that served the span, which is a request; -1 if the application did not say. It
-    may say so at the end only: a request arrives before a sequence is free"""
+    """the sequence that served the span, if that is a request; -1 if the application did not name
+    one. It may be named only at the end: a request arrives before a sequence is free"""
 
 
 class Note(Event, kw_only=True):
@@ -273,7 +273,7 @@ class Model(Event, kw_only=True):
     """of loading"""
     n_tensors: Count
     dry: bool = False
-    """loaded without its weights, to measure what it needs: no user caused it"""
+    """loaded without its weights, to measure what it needs; no user asked for it"""
 
 
 class Tensor(Event, kw_only=True):
@@ -322,7 +322,7 @@ class BufferUse(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=
 
     buffer: str
     device: Name = ""
-    """the device whose memory they take; absent: the machine's"""
+    """the device whose memory they take; absent for the machine's"""
     model: Bytes = 0
     context: Bytes = 0
     """KV cache or recurrent state"""
@@ -341,7 +341,7 @@ class DeviceMemory(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     device: Name
     total: Bytes
     free: Bytes
-    """when this was written, so without what the context holds. Some drivers report all of it"""
+    """when this was written, so without what the context holds. Some drivers report the total"""
 
 
 class Memory(Event, kw_only=True):
@@ -362,7 +362,7 @@ class Adapter(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tr
     file: str = ""
     """its name without directories; empty if the application did not name one"""
     name: str = ""
-    """of its metadata"""
+    """from its metadata"""
     rank: Count
     """the largest of its pairs"""
     n_weights: Count
@@ -372,14 +372,14 @@ class Adapter(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tr
     alpha: float = 0.0
     """0 if its file has none"""
     scale: float | None = None
-    """the factor that the application chose; absent if it is no finite number"""
+    """the factor that the application chose; absent if it is not a finite number"""
 
 
 class Adapters(Event, kw_only=True):
     """The LoRA adapters that a context uses from now on.
 
-    Written when they change, so a context without adapters has none. One whose scale is 0 is not
-    used, and left out.
+    Written when they change, so a context that never used any has no such event. An adapter whose
+    scale is 0 is not used, and is left out.
     """
 
     ctx: Ref
@@ -411,8 +411,8 @@ class Split(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
 
 class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The nodes of a graph as columns. Node i is the i-th entry of each column. Those that the
-    graph's `changes` have are absent."""
+    """The nodes of a graph as columns. Node i is the i-th entry of each column. Columns that are in
+    the graph's `changes` are absent."""
 
     name: list[Name]
     """not unique in a graph"""
@@ -420,7 +420,7 @@ class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     layer: list[Layer]
     type: list[Name] = []
     ne: list[Shape] = []
-    """in ggml's order, without trailing ones"""
+    """in ggml's order, without trailing 1s"""
     bytes: list[Bytes] = []
     src: list[Sources]
     """n >= 0 means node n, n < 0 means leaf -1-n"""
@@ -436,7 +436,7 @@ class Nodes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
 class CodedNumbers(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A column in which few values repeat: entry i is `values[at[i]]`. The values are in the order
-    of their first entries."""
+    in which they first occur."""
 
     values: list[Bytes]
     at: list[Count] | None = None
@@ -465,8 +465,8 @@ class CodedNames(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Changes(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Columns of nodes: those in which a graph differs from the one that it is like, or, of a graph
-    that is like none, those that `nodes` lacks."""
+    """Columns of nodes: those in which a graph differs from the graph `like`, or, for a graph
+    without `like`, those that `nodes` lacks."""
 
     op: CodedNames | None = None
     type: CodedNames | None = None
@@ -480,17 +480,17 @@ class Graph(Event, kw_only=True):
     """A graph was built and allocated. It can be computed any number of times.
 
     A graph that llama.cpp builds again is written only if its content is new. One that differs from
-    an earlier graph of its context in shapes only has `like` in place of `buffers` and `nodes`.
+    an earlier graph of its context only in shapes has `like` in place of `buffers` and `nodes`.
     """
 
     graph: Ref
     ctx: OptionalRef
-    """-1 for a graph that a client of an RPC server sent: graphs without a context are kept like
-    those of one context"""
+    """-1 for a graph that a client of an RPC server sent: graphs without a context are kept as if
+    they were all of one context"""
     uid: Count
     """ggml's id of the graph in the process"""
     source: Literal["decode", "encode", "memory_update", "reserve", "rpc"]
-    """`reserve`: for a dry run; the graph was neither allocated nor computed. `rpc`: of a client"""
+    """`reserve`: for a dry run, neither allocated nor computed. `rpc`: sent by a client"""
     why: Literal["first", "changed", "memory_update"]
     """`changed`: its parameters (tokens, outputs, cache size) prevented the reuse of the previous
     graph"""
@@ -503,7 +503,7 @@ class Graph(Event, kw_only=True):
     nodes: Nodes | None = None
     """absent at `minimal`"""
     like: Ref | None = None
-    """the graph that it is like, but for `splits`, `leafs` and `changes`"""
+    """the graph that it equals, except for `splits`, `leafs` and `changes`"""
     leafs_at: list[Count] = []
     """with `like`: the places of `leafs` among those of the other graph"""
     changes: Changes | None = None
@@ -529,11 +529,11 @@ class Plan(Event, kw_only=True):
     n: list[Fused] | None = None
     """number of nodes that it computes, more than 1 if fused. Absent: all 1"""
     like: Ref | None = None
-    """the plan whose `node` and `n` it has; its graph is like this one"""
+    """the plan whose `node` and `n` it shares; the graphs of both are alike"""
 
     @property
     def counts(self) -> list[int]:
-        """`n`, also if it is absent."""
+        """`n`, even if it is absent."""
         return self.n or [1] * len(self.node)
 
     @property
@@ -554,7 +554,7 @@ class StepBegin(Event, kw_only=True):
     kind: Literal["decode", "encode"]
     phase: Literal["prefill", "decode"]
     """`decode` if every sequence has at most one token in the batch. Reports and traces know more:
-    to them a prompt of one token is a prefill, and the check of drafted tokens is a decode"""
+    to them a prompt of one token is a prefill, and verifying drafted tokens is a decode"""
     n_tokens: Count
     n_outputs: Count
     n_seqs: Count
@@ -641,9 +641,9 @@ class Experts(Event, kw_only=True):
     """the first `MUL_MAT_ID` that reads the ids of the chosen experts; others that read the same
     ids use the same experts"""
     expert: list[list[Expert]]
-    """of each node: the experts that were used, ascending"""
+    """for each node: the experts that were used, ascending"""
     uses: list[list[Uses]] | None = None
-    """of each of these experts: how many tokens used it. Absent: all 1"""
+    """for each of these experts: how many tokens used it. Absent: all 1"""
 
     def choices(self) -> Iterator[tuple[int, list[int], list[int]]]:
         """The node, the experts and their uses of each node."""
@@ -665,7 +665,7 @@ class Ops(Event, kw_only=True):
     computes behind the caller, in the order of `plan`.
 
     Those of a device are on the clock of the log as its `device` event describes. They may come
-    after the end of their step, also in a later part of the log.
+    after the end of their step, even in a later part of the log.
     """
 
     compute: Ref
@@ -686,8 +686,8 @@ class Ops(Event, kw_only=True):
 
 
 class Device(Event, kw_only=True):
-    """A device whose kernels are timed. It comes before its first `ops`, and again with a larger
-    `uncertainty`."""
+    """A device whose kernels are timed. Written before its first `ops`, and again when its
+    `uncertainty` grows."""
 
     name: Name
     """of its backend, as in a graph's `splits`"""
@@ -698,7 +698,7 @@ class Device(Event, kw_only=True):
     tick: float
     """ns of one tick of the device's clock"""
     uncertainty: Ns
-    """by how much its times may be wrong on the log's clock"""
+    """by how much its times may be off on the log's clock"""
 
 
 class Splits(Event, kw_only=True):
@@ -722,9 +722,9 @@ class Sync(Event, kw_only=True):
 
 
 class Connection(Event, kw_only=True):
-    """A connection of ggml's RPC backend, one end of it being this process. Written before its
-    first `rpc` in each part of a log. `t` is when its HELLO was answered, or, in a part
-    that has no HELLO of it, when its first command there began."""
+    """A connection of ggml's RPC backend that has this process at one end. Written before its first
+    `rpc` in each part of a log. `t` is when its HELLO was answered, or, in a part without its
+    HELLO, when its first command in that part began."""
 
     connection: Ref
     side: Literal["client", "server"]
@@ -735,10 +735,10 @@ class Connection(Event, kw_only=True):
     """address and port of the other end. Two logs have the same connection if these two are
     exchanged, unless something between them translates addresses"""
     endpoint: Name = ""
-    """of a client: the server as its user named it. A graph's `splits` name the devices of this
+    """for a client: the server as its user named it. A graph's `splits` name the devices of this
     server `RPCn[endpoint]`, where n counts them on the server"""
     id: Name | None = None
-    """of the server's log, if `instr merge` has joined it with this one; so are the next four"""
+    """of the server's log, if `instr merge` has joined it with this one, like the next four"""
     host: Host | None = None
     """of the server"""
     offset: Offset | None = None
@@ -746,12 +746,12 @@ class Connection(Event, kw_only=True):
     drift: float | None = None
     """how much faster the server's clock runs; 0.00004 is 40 ppm"""
     uncertainty: Ns | None = None
-    """by how much a time of the server may be wrong on the log's clock, at most"""
+    """the most by which a time of the server may be off on the log's clock"""
 
 
 class Rpc(Event, kw_only=True):
-    """Commands on a connection, in the order of the wire, which is that of both ends. Nothing is
-    sent for these numbers: each end counts.
+    """Commands on a connection, in their order on the wire, which is the same at both ends. Their
+    numbers are not sent: each end counts the commands.
 
     The i-th command begins at `t` plus the earlier gaps and its own, and plus the durations of the
     earlier commands: `send` and `wait` of a client; `receive`, `work` and `answer` of a server.
@@ -768,46 +768,46 @@ class Rpc(Event, kw_only=True):
     reply: list[Bytes]
     """bytes on the wire, with the size; 0 if the command has no reply"""
     gap: list[Ns]
-    """since the end of the command before"""
+    """since the end of the previous command"""
     queue: list[Ns] | None = None
-    """of a client: before the command began, its time in the queue of the connection"""
+    """client: time in the queue of the connection before the command began"""
     send: list[Ns] | None = None
-    """of a client: until the system had taken the request"""
+    """client: time until the system had taken the request"""
     wait: list[Ns] | None = None
-    """of a client: from then on, until the reply was complete; 0 if there is none"""
+    """client: time from then until the reply was complete; 0 if there is none"""
     receive: list[Ns] | None = None
-    """of a server: from the first byte of the request until it was complete"""
+    """server: time from the first byte of the request until it was complete"""
     work: list[Ns] | None = None
-    """of a server: from then on, until the command was done and a reply could be sent"""
+    """server: time from then until the command was done and a reply could be sent"""
     answer: list[Ns] | None = None
-    """of a server: until the system had taken the reply; 0 if there is none"""
+    """server: time until the system had taken the reply; 0 if there is none"""
     step: list[OptionalRef] | None = None
-    """of a client: the step that queued the command, -1: none. Absent: all -1"""
+    """client: the step that queued the command, -1 for none. Absent: all -1"""
     compute: list[OptionalRef] | None = None
-    """of a client: the compute that queued the command; of a server: the compute of this log that
-    the command asked for. Absent: all -1"""
+    """client: the compute that queued the command; server: the compute in this log that the command
+    asked for. Absent: all -1"""
     split: list[OptionalRef] | None = None
-    """of a client: index into the `splits` of the compute's graph: the split that this command
-    computes, or for which it copies an input. Absent: all -1"""
+    """client: index into the `splits` of the compute's graph: the split that this command computes,
+    or for which it copies an input. Absent: all -1"""
     arrive: list[Offset | None] | None = None
-    """of a client's log that is merged with the server's: from when the command began until its
-    first byte was at the server; null: the server's log lacks it. Below 0 within `uncertainty`. The
-    columns `receive`, `work` and `answer` are then the server's, too, and the next two"""
+    """client, in a log merged with the server's: time from the start of the command until its first
+    byte arrived at the server; null if the server's log lacks it. May be below 0, within
+    `uncertainty`. `receive`, `work`, `answer` and the next two are then the server's"""
     start: list[OptionalNs] | None = None
-    """from when the command was complete until the graph compute that it asked for, -1: none"""
+    """time from when the command was complete until the graph compute it asked for, -1 for none"""
     run: list[OptionalNs] | None = None
-    """of that graph compute, -1: none"""
+    """duration of that graph compute, -1 for none"""
 
 
 class ConnectionEnd(Event, kw_only=True):
-    """A connection ended. Absent if the session ended before."""
+    """A connection ended. Absent if the session ended first."""
 
     connection: Ref
     reason: Literal["closed", "peer", "failed"]
     """`closed`: by this process; `peer`: by the other one, between two commands; `failed`: during a
-    command, because the other end has gone or the command could not be carried out"""
+    command, because the other end was gone or the command could not be carried out"""
     commands: Count
-    """that were completed, also those that no `rpc` has"""
+    """that were completed, including those that are in no `rpc`"""
 
 
 class Kv(Event, kw_only=True):

@@ -5,7 +5,7 @@ it refers to, and a row of `ops` is as long as its plan. Times are absolute, in 
 
 The times of kernels, layers and parts of graphs are a matrix for all computes of one plan, with a
 row for each compute, in the order of the log, and a column for each kernel, layer or part. Its
-numbers have 4 bytes each if all of them fit into these.
+numbers have 4 bytes each if all of them fit.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Columns:
             self._waiting.clear()
 
     def table(self) -> Table:
-        """The rows so far, which share their memory with these columns: add none after it."""
+        """The rows so far, which share their memory with these columns: add none afterwards."""
         self._extend()
         types = {"q": np.int64, "b": np.bool_}
         return Table({
@@ -133,7 +133,7 @@ class Timings:
     """when the first gap of each row begins"""
     dur: Matrix
     gap: Matrix | None
-    """before each interval; None if each begins when the one before it ends"""
+    """before each interval; None if each begins when the previous one ends"""
     wait: Matrix | None
     """of `dur`, inside barriers; kernels at `verbose` only"""
 
@@ -222,7 +222,7 @@ class TimingsCollector:
         self._n += 1
 
     def timings(self) -> list[Timings]:
-        """What was collected, by plan in the order of the first computes. Add nothing after it."""
+        """What was collected, by plan in the order of first computes. Add nothing afterwards."""
         found = []
         for (thread, plan, device, given, label, *absent), into in self._collected.items():
             columns: dict[str, Any] = {
@@ -243,11 +243,11 @@ WARM_UP = "warm-up"
 """the mark around a warm-up run"""
 
 WAITED = 20_000
-"""ns; a shorter wait found the result there, so it does not show when it came"""
+"""ns; a shorter wait found the result ready, so it does not show when that came"""
 
 
 def with_result_times(steps: Table, syncs: Table) -> Table:
-    """The steps with `end`, when the result was there, and `returned`, when the call returned (ns).
+    """The steps with `end` (the result was ready) and `returned` (the call returned), both in ns.
 
     They differ only if llama.cpp waited for a device after the call: then the step ends with that
     wait (`sync`). A wait belongs to the step of its context that began last before it.
@@ -285,9 +285,9 @@ class Session:
     """the keys of `machine`"""
     steps: Table
     """ended steps: step, ctx, phase (prefill, decode, encode), n_tokens, n_outputs, n_seqs, pos,
-    thread, begin, end (the result is there), returned, and the measurements of `step_end`"""
+    thread, begin, end (the result is ready), returned, and the measurements of `step_end`"""
     sequences: Table
-    """step, seq, pos (the first), tokens, outputs, prompt: of each sequence in an ended step"""
+    """step, seq, pos (the first), tokens, outputs, prompt: for each sequence in an ended step"""
     computes: Table
     """the keys of `compute`"""
     ops: list[Timings]
@@ -426,7 +426,7 @@ _LISTS: dict[str, type[schema.Event]] = {
     "tensors": schema.Tensor, "memory": schema.Memory, "adapters": schema.Adapters,
     "stats": schema.TensorStats, "notes": schema.Note, "messages": schema.Message,
 }  # fmt: skip
-"""lists of a session that keep an event as it is"""
+"""lists of a session that keep events unchanged"""
 
 
 class _Loader:
@@ -444,7 +444,7 @@ class _Loader:
         self.begin_part()
 
     def begin_part(self) -> None:
-        """Begin with new columns and what can still be named; the part before keeps its own."""
+        """Begin with new columns and what can still be named; the previous part keeps its own."""
         self.facts: dict[str, Any] = {
             name: {
                 number: known.event

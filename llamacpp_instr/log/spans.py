@@ -1,6 +1,6 @@
 """Intervals of time, and how much of them lies in others.
 
-Invariant: ends are not before begins. All times are in ns.
+Invariant: no interval ends before it begins. All times are in ns.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Int64 = NDArray[np.int64]
 Spans = tuple[Int64, Int64]
-"""the begins and the ends of intervals"""
+"""the starts and the ends of intervals"""
 
 
 def merged(begin: Int64, end: Int64) -> Spans:

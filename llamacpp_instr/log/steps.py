@@ -1,19 +1,19 @@
-"""The steps of a session that figures count, successful ones outside warm-up runs, and where their
+"""The steps of a session that figures count (successful ones outside warm-up runs), and where their
 time went: every nanosecond of every step, once.
 
 Invariant: the notes name everything that is excluded, in complete sentences. The parts of a step
-add up to the time that its caller saw, from its start until its result was there. Kernels count as
-long as thread 0, which takes part in each, was in them. What a device runs behind the caller
-overlaps what the caller does meanwhile, so it is an account of its own: the caller's has the
+add up to the time that its caller saw, from its start until its result was ready. Kernels count for
+as long as thread 0, which takes part in each, was in them. What a device runs behind the caller
+overlaps what the caller does meanwhile, so it has an account of its own: the caller's has the
 submission and the wait, never the execution.
 
-Also what other processes took from steps: a thread that is ready to run and gets no CPU has been
-displaced: by another process, or by a thread of its own, for example when two of them begin on one
-CPU. `machine` events have that time (`delay`) and the CPU time of the process and of the whole
-machine for intervals of about 100 ms. What others took is the delay, but at most the CPU time that
-others had. The share that was taken is that time divided by it and the process's CPU time: 0 on an
-idle machine, one half if an equal neighbour shares every CPU. Time that a hypervisor gave to others
-(`steal`) is taken, too; the CPUs share it.
+Also what other processes took from steps. A thread that is ready to run and gets no CPU has been
+displaced by another process, or by another thread of its own process, for example when two of them
+begin on one CPU. `machine` events have that time (`delay`) and the CPU time of the process and of
+the whole machine for intervals of about 100 ms. The time taken is the smaller of two: the delay,
+and the CPU time that others had. The share taken is taken / (taken + CPU time of the process): 0 on
+an idle machine, one half if an equal neighbour shares every CPU. Time that a hypervisor gave to
+others (`steal`) is also taken; the CPUs share it.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def steps_inside(marks: Table, begins: Int64) -> tuple[list[int], list[int]]:
 
 
 DISTURBED = 0.05
-"""share of the time of an interval that makes its steps disturbed ones"""
+"""share of an interval's time; if more is taken, its steps are disturbed"""
 
 TICK = 10_000_000
-"""ns; the machine's CPU time is that inexact"""
+"""ns; how imprecise the machine's CPU time may be"""
 
 Float64 = NDArray[np.float64]
 
@@ -115,7 +115,7 @@ def taken_shares(session: Session, machine: Table) -> Float64:
 
 
 def taken_in_all(session: Session, machine: Table) -> int:
-    """The ns that the threads lost in all intervals; their sums are more exact than each."""
+    """The ns that the threads lost in all intervals; the sums are more precise than each value."""
     columns = {name: machine[name].tolist() for name in _OF_MACHINE}
     sums = {name: [None if None in of else sum(of)] for name, of in columns.items()}
     return int(taken_times(sums, session.start.host.cores)[0])
@@ -149,7 +149,7 @@ Step = TypeVar("Step")
 
 class LatestSteps(Generic[Step]):
     """For readers that stream: keeps the latest step of each context, because a wait for its result
-    may follow. `settled` gets each step with the time when its result was there."""
+    may follow. `settled` gets each step with the time when its result was ready."""
 
     def __init__(self, settled: Callable[[Step, int], object]) -> None:
         self._settled = settled
@@ -169,7 +169,7 @@ class LatestSteps(Generic[Step]):
             self._latest[sync.ctx] = step, max(t, sync.t + sync.dur)
 
     def settle(self, ctx: int) -> None:
-        """No wait for the latest step follows: another begins, or its token is there."""
+        """No wait for the latest step follows: another begins, or its token has come."""
         if ctx in self._latest:
             self._settled(*self._latest.pop(ctx))
 
@@ -185,7 +185,7 @@ BESIDE = (
     "compute", "between ops", "between layers", "KV slots", "graph build", "submission",
     "device waits", "the device", "the recorder", "the rest",
 )  # fmt: skip
-"""what a step does beside its kernels; beside its layers, if the log has no kernels"""
+"""what a step does besides its kernels; besides its layers, if the log has no kernels"""
 ON_DEVICES = ("submission", "device waits", "the device")
 """of BESIDE: giving parts to devices; copying their inputs and waiting for them; and parts that end
 with their computation and whose kernels thread 0 did not run"""
@@ -210,7 +210,7 @@ class Account:
         self.session = session
         self.steps = steps
         self.row = step_rows(session, steps)
-        """compute -> its row in `steps`; of the computes in `steps`"""
+        """compute -> its row in `steps`, for the computes in `steps`"""
         self.phases = [phase for phase in PHASES if (steps["phase"] == phase).any()]
         self.ops = self._of_steps(of for of in session.ops if of.thread == 0)
         """the kernels of thread 0 in `steps`"""
@@ -259,7 +259,7 @@ class Account:
 
     @cached_property
     def machines(self) -> Machines:
-        """What other machines did in the time of the steps."""
+        """What other machines did during the steps."""
         return Machines(self.session, self.steps)
 
     @cached_property
@@ -269,7 +269,7 @@ class Account:
 
     @cached_property
     def of_machines(self) -> dict[str, Int64]:
-        """The same of all machines together with the kernels of thread 0, each ns once; the last
+        """The same for all machines together with the kernels of thread 0, each ns once; the last
         part is the client's other work."""
         if not self.machines.names:
             return {}
@@ -329,7 +329,7 @@ class Account:
         return {name: int(ns[rows].sum()) for name, ns in self.parts.items()}
 
     def by_place(self, by: Measure = "time") -> tuple[dict[Place, int], bool]:
-        """The amount of each place (of layers, if the log has no kernels), and if it is a bound."""
+        """The amount of each place (or layer, if the log has no kernels), and if any is a bound."""
         if by == "time" and not self.session.has_ops:
             layers = self.by_layer.items()
             return {Place(phase, layer, "", ""): ns for (phase, layer), ns in layers}, False
@@ -377,8 +377,8 @@ class Account:
 
 
 def device_times(session: Session) -> dict[int, tuple[int, int, int]]:
-    """By compute with a part that thread 0 did not compute: its ns in each of ON_DEVICES. Then it
-    ran no kernel."""
+    """By compute with a part that thread 0 did not compute: its ns in each of ON_DEVICES, in which
+    thread 0 ran no kernel."""
     graph_of, plan_of = _graphs_and_plans(session)
     found: dict[int, tuple[int, int, int]] = {}
     for splits in session.splits:
@@ -406,7 +406,7 @@ def device_times(session: Session) -> dict[int, tuple[int, int, int]]:
 
 def untimed_splits(session: Session) -> dict[int, frozenset[int]]:
     """By compute with executed nodes that no kernel of the log computes: the splits of these.
-    Nothing of a log without nodes, and nothing of the CPU's: an interrupted compute lacks those."""
+    Nothing for a log without nodes, nor for the CPU, whose splits an interrupted compute lacks."""
     graph_of, plan_of = _graphs_and_plans(session)
     given: dict[int, Int64] = {}
     for ops in session.device_ops:

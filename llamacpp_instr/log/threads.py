@@ -1,7 +1,7 @@
 """How long a thread of ggml worked in a compute, and how long it waited for the others.
 
-Every thread has a part of a matrix product, unlike of an op with a single row. So only products
-show which threads are slow: those for which the others wait there.
+Every thread has a part of a matrix product, but not of an op with a single row. So only products
+show which threads are slow: those that the others wait for there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from llamacpp_instr.log.schema import Ops
 
 
 class ThreadTimes(NamedTuple):
-    """ns of a thread in one compute, in all kernels and in products of matrices. Waiting is time in
-    barriers: inside of kernels and before the next one."""
+    """ns of a thread in one compute, in all kernels and in matrix products. Waiting is time in
+    barriers: inside kernels and before the next one."""
 
     busy: int
     waiting: int

@@ -26,7 +26,7 @@ class Waits(NamedTuple):
     others: int
     """in steps of its context that did nothing for it, and encoding for others"""
     rest: int
-    """outside of steps: the sampler and the application"""
+    """outside steps: the sampler and the application"""
     encoder: int = 0
     """of its images and audio"""
 
@@ -40,7 +40,7 @@ class Waits(NamedTuple):
 
 
 def waits_of(requests: Sequence[Request], steps: Table) -> list[Waits]:
-    """What the time of each request went to. `steps` is in order of time, as the requests name its
+    """What the time of each request went to. `steps` is in order of time; the requests refer to its
     rows."""
     dur = steps["end"] - steps["begin"]
     of_context: dict[int, tuple[Int64, Int64, Int64]] = {}

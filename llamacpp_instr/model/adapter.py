@@ -1,7 +1,7 @@
 """A LoRA adapter as a file: what it changes, and whether it fits a model.
 
-Invariant: everything comes from the headers. What llama.cpp refuses, and what makes ggml end the
-process, is refused first. The rules are those of `llama_adapter_lora_init_impl` in
+Invariant: everything comes from the headers. What llama.cpp would refuse, and what would make ggml
+end the process, is refused first. The rules are those of `llama_adapter_lora_init_impl` in
 src/llama-adapter.cpp and of `build_lora_mm` and `build_inp_embd` in src/llama-graph.cpp.
 """
 
@@ -21,7 +21,7 @@ _A, _B = "lora_a", "lora_b"
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that a run uses, and the factor of what it adds."""
+    """An adapter that a run uses, and the factor for what it adds."""
 
     path: Path
     scale: float = 1.0
@@ -99,7 +99,7 @@ def _misfit(changed: str, matrices: dict[str, Weight], model: ModelFile) -> str 
     n_in, n_out, *more = _padded(weight)
     rank = matrices[_B].row_length
     expected = {_A: (n_in, rank, *more), _B: (rank, n_out, *more)}
-    if changed == "token_embd.weight":  # llama.cpp looks rows of A up
+    if changed == "token_embd.weight":  # llama.cpp looks up rows of A
         expected = {_A: (rank, n_out, *more), _B: (rank, n_in, *more)}
         if "output.weight" not in model.by_name:
             return f"{changed!r} is also the output of the model, which llama.cpp cannot change"
@@ -107,7 +107,7 @@ def _misfit(changed: str, matrices: dict[str, Weight], model: ModelFile) -> str 
         if (has := _padded(matrices[name])) != ne:
             return f"{matrices[name].name!r} is {_shape(has)}; it must be {_shape(ne)}"
     if weight.type.name == "NVFP4":
-        return f"{changed!r} has the type NVFP4, with which llama.cpp uses no adapter"
+        return f"{changed!r} has the type NVFP4, to which llama.cpp applies no adapter"
     return None
 
 

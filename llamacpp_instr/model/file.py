@@ -2,7 +2,7 @@
 offsets, and its metadata.
 
 Invariant: everything comes from the headers. A file that is loaded is a regular GGUF file with all
-its parts, and the data of its tensors is inside of it and does not overlap.
+its parts, and the data of its tensors is inside it and does not overlap.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Weight(NamedTensor):
     type: GgmlType
     ne: tuple[int, ...]
     path: Path
-    """the file that contains it; of a split model, a part"""
+    """the file that contains it; a part if the model is split"""
     offset: int
     """bytes from the start of that file"""
 
@@ -128,7 +128,7 @@ class ModelFile:
 
     @property
     def trained_tokens(self) -> int | None:
-        """The length of the contexts that it was trained on, None if the file does not say it."""
+        """The context length that it was trained with, None if the file does not state it."""
         trained = self.hyper_parameter("context_length")
         return trained if isinstance(trained, int) and trained > 0 else None
 
@@ -161,7 +161,7 @@ class ModelFile:
 
 
 def load_model_file(name: str | Path) -> ModelFile:
-    """The model with this `name`: a path or `demo`; of a split model, the path of its first part.
+    """The model with this `name`: a path or `demo`; for a split model, the path of its first part.
 
     Raises `UsageError` for any error in a header, and for files that llama.cpp would refuse, except
     those with only a vocabulary, which have no weights.
@@ -180,8 +180,8 @@ def load_model_file(name: str | Path) -> ModelFile:
 
 
 def load_any_file(name: str | Path) -> ModelFile:
-    """Like `load_model_file`, but for every GGUF file that is not damaged, also if llama.cpp cannot
-    load it as a model: an adapter, a projector, a file with unknown types. Those have no size."""
+    """Like `load_model_file`, but for every GGUF file that is not damaged, even if llama.cpp cannot
+    load it as a model: an adapter, a projector, a file with unknown types, which have no size."""
     if not str(name):
         raise UsageError("no model is named: the path is empty")
     path = demo_model() if str(name) == DEMO else Path(name)
@@ -214,8 +214,8 @@ def load_any_file(name: str | Path) -> ModelFile:
 
 
 def is_imatrix(path: Path) -> bool:
-    """Whether a file is an importance matrix: GGUF that says so, or another one named `.dat`. False
-    for one that cannot be read."""
+    """Whether a file is an importance matrix: a GGUF file that says so, or another file named
+    `.dat`. False if it cannot be read."""
     if not begins_as_model(path):
         return path.suffix == ".dat"
     return "imatrix.chunk_count" in read_header(path).metadata
@@ -257,7 +257,7 @@ _OTHER_KINDS = {
 def find_obstacles(header: Header) -> Iterator[str]:
     """Why llama.cpp cannot load a file, although it is not damaged."""
     if "general.architecture" not in header.metadata and "split.no" not in header.metadata:
-        yield "it does not say its architecture (no general.architecture)"
+        yield "it does not name its architecture (no general.architecture)"
     for key, array in header.arrays.items():
         if array.type == ARRAY:
             yield f"{quoted(key)} is an array of arrays, which llama.cpp does not read"
@@ -307,7 +307,7 @@ def _parts(path: Path, header: Header) -> tuple[Path, list[Path]]:
 
 
 def _check_places(weights: list[Weight], file_size: int) -> None:
-    """Check that every tensor of a file has whole blocks, and its own bytes in it."""
+    """Check that every tensor of a file has whole blocks, inside the file and without overlaps."""
     end_before, before = 0, ""
     for weight in sorted(weights, key=lambda weight: weight.offset):
         what = f"{weight.path} is damaged: tensor {weight.name!r}"

@@ -98,7 +98,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of the GGUF file at `path`. Raises `UsageError` if it is another file, or
+    """The header of the GGUF file at `path`. Raises `UsageError` if the file is something else, or
     truncated."""
     with _opened(path, _WINDOW) as file:
         _check_start(path, file.read(64))
@@ -170,7 +170,7 @@ class _Reader:
     """Parses the header; every read is first checked against the end of the file.
 
     The file is buffered, so memory depends neither on its size nor on the skipped bytes. If it is
-    truncated meanwhile, reading raises an error; a map would crash.
+    truncated meanwhile, reading raises an error; with a mapped file the process would crash.
     """
 
     def __init__(self, path: Path, file: BufferedReader) -> None:
@@ -232,7 +232,7 @@ class _Reader:
         return TensorInfo(name, type_, tuple(ne), offset)
 
     def entry(self, which: str) -> None:
-        """Adds an entry to `metadata`, or to `arrays`, which are skipped."""
+        """Adds an entry to `metadata`, or to `arrays`, whose items are skipped."""
         key = self.string(which)
         if not key:
             self.damaged(f"{which} is empty")
@@ -250,7 +250,7 @@ class _Reader:
             self.damaged(f"{quoted(key)} has the unknown value type {type_}")
 
     def array(self, what: str, depth: int = 0) -> ArrayInfo:
-        """Where an array is, which is skipped."""
+        """Skips an array; returns where it is."""
         item, count = self.unpack(_ARRAY_HEAD, what)
         if count > _MAX_ITEMS:
             self.damaged(f"{what} is an array of {count:,} items")
@@ -272,8 +272,8 @@ class _Reader:
         return array
 
     def items(self, array: ArrayInfo, numbers: Iterable[int]) -> Iterator[Scalar]:
-        """The items with these numbers, which must be ascending and inside the array. Of an array
-        in it, its length is an item."""
+        """The items with these numbers, which must be ascending and inside the array. An item that
+        is an array is given by its length."""
         what = "an array"
         self.go_to(array.start)
         passed = 0

@@ -98,8 +98,8 @@ def check_hyper_parameters(path: Path, header: Header) -> None:
 
 
 def find_contradictions(model: ModelFile) -> list[str]:
-    """A sentence, with both values, for each thing that a header says against the tensors of its
-    file, or against itself. Silent where a key is missing, and where an architecture may give it
+    """A sentence, with both values, for each contradiction between a header and the tensors of its
+    file, or within the header. Skips a key that is missing, or to which an architecture may give
     another meaning: the random models of all architectures have no contradiction."""
 
     def number(key: str) -> int:

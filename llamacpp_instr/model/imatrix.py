@@ -1,8 +1,8 @@
-"""Reads an importance matrix: how much each column of a tensor matters, from observed activations;
-writes a new one.
+"""Reads and writes importance matrices, which state how much each column of a tensor matters, from
+observed activations.
 
 Reads both formats of llama-imatrix: GGUF, and the older one that ends in `.dat`. Writes GGUF.
-Invariant: the values are finite and equal, to the bit, those that llama-quantize passes to the
+Invariant: the values are finite and bit-identical to those that llama-quantize passes to the
 quantizer.
 """
 
@@ -29,13 +29,14 @@ _MOST_TEXTS = 100
 _TEXT_BYTES = 127  # maximum of a text in `llama_model_kv_override`; llama-quantize truncates it
 
 FEW_TOKENS = 8192
-"""after so many, the importance of a column of the demo model is 2 % off that after four times as
-many, at the median; the how-to has more"""
+"""after this many, the importance of a column of the demo model is, at the median, 2 % off that
+after four times as many; the how-to has more"""
 
 
 class Sums(NamedTuple):
-    """Of one tensor: by column, one expert after the other, the sum of the squares of its inputs;
-    and for each expert the number of inputs, one for all matrices of a tensor without experts."""
+    """For one tensor: the sum of the squares of each column's inputs, one expert after the other;
+    and the number of inputs of each expert, or one number for all matrices of a tensor without
+    experts."""
 
     squares: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int64]
@@ -69,7 +70,7 @@ class ImportanceMatrix:
 
     @property
     def never_reached(self) -> dict[str, list[int]]:
-        """The numbers of the experts that have seen no input, by tensor; 0 of one without
+        """The numbers of the experts that have seen no input, by tensor; 0 for a tensor without
         experts."""
         unseen = {name: np.flatnonzero(counts <= 0) for name, counts in self.counts.items()}
         return {name: of.tolist() for name, of in unseen.items() if of.size}
@@ -85,8 +86,8 @@ class ImportanceMatrix:
         if unseen := self.never_reached:
             n = sum(map(len, unseen.values()))
             found.append(
-                f"{counted(n, 'expert')} of {first_names([*unseen])} saw no token, and all columns "
-                "count alike there; a longer or more varied text reaches more"
+                f"{counted(n, 'expert')} of {first_names([*unseen])} saw no token, so all columns "
+                "there count the same; a longer or more varied text reaches more"
             )
         return found
 
@@ -102,8 +103,8 @@ class ImportanceMatrix:
 
 
 def load_imatrix(path: Path) -> ImportanceMatrix:
-    """The importance matrix in the file at `path`. Raises `UsageError` if the file is another one
-    or incomplete."""
+    """The importance matrix in the file at `path`. Raises `UsageError` if the file is something
+    else or incomplete."""
     mode = file_mode(path)
     if mode is not None and not stat.S_ISREG(mode):
         raise UsageError(f"{path} is not a file; give an importance matrix")
@@ -159,7 +160,7 @@ def _load_gguf(path: Path) -> ImportanceMatrix:
 
 
 def write_imatrix(path: Path, computed: Computed, dataset: str) -> None:
-    """Write it in llama-imatrix's format; `dataset` is the name of the text."""
+    """Write an importance matrix in llama-imatrix's format; `dataset` is the name of the text."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, "")

@@ -1,7 +1,7 @@
 """ggml's storage types and llama.cpp's file types, numbered and sized as in the pinned upstream.
 
 Invariant: equal to what the library reports (`ggml_type_name`, `ggml_blck_size`, `ggml_type_size`).
-A test compares the table with the library, so that reading it needs no library.
+A test compares the table with the library, so that using it needs no library.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 INTERLEAVED = ("CPU_REPACK", "CPU_AARCH64", "CPU_KLEIDIAI", "AMX")
-"""how the names of buffers begin whose weights are repacked for kernels of this processor"""
+"""how the names of buffers begin if their weights are repacked for this processor's kernels"""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ BY_NAME: dict[str, GgmlType] = {type_.name: type_ for type_ in TYPES.values()}
 
 
 def type_named(name: str) -> GgmlType | None:
-    """The type of a name as ggml and logs have it, such as `q4_K` and `q8_0`; None if unknown."""
+    """The type with a name as ggml and logs write it (`q4_K`, `q8_0`); None if it is unknown."""
     return BY_NAME.get(name.upper())
 
 

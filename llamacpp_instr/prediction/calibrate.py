@@ -1,9 +1,9 @@
-"""Costs of a probe, scaled to a log of the same machine.
+"""Costs of a probe, scaled to match a log of the same machine.
 
 The memory of a machine is faster on some days than on others: neighbours share its caches, and
-where a file lies in memory changes how fast it is read. One factor for each kind of kernel follows
-it. Types of weights keep their relations, because one log has few of them. A log of a machine whose
-steps scatter, because other processes take its CPUs, widens the interval of every prediction.
+where a file lies in memory changes how fast it is read. One factor for each kind of kernel adjusts
+for this. The ratios between types of weights stay the same, because one log has few types. If the
+steps of a log scatter, because other processes take CPUs, the interval of every prediction widens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from llamacpp_instr.prediction.model import (
 from llamacpp_instr.prediction.probe.file import KernelModel, OtherCost, Overhead, ProductCost
 
 FEW = 4
-"""tokens of a product, from which on it computes more than it reads"""
+"""tokens with which a product starts to compute more than it reads"""
 LEAST_COMPUTES = 3
 Kind = Literal["attention", "decode", "large", "prefill", "reading", "small"]
 """of kernels that share a factor: `decode` and `prefill`, products; `small` and `large`, other ops
@@ -40,16 +40,16 @@ of one token and of several; `attention`; and `reading` the weights of a decode"
 TIMES = 6
 """iterations for both factors of a decode's products"""
 TINY = 1e-3
-"""a spread that is 0"""
+"""in place of a spread of 0"""
 STEP = 0.01
 """of a factor, in logarithms, for its derivative"""
 SEEN = 0.1
-"""of the time of a decode's products: a log in which reading takes less says nothing of it"""
+"""of the time of a decode's products: a log in which reading takes less says nothing about it"""
 
 
 def _factors(model: KernelModel, found: Sequence[Sample]) -> dict[Kind, float]:
-    """For each kind of kernel the median of measured over predicted times, and the closer to 1, the
-    surer the probe was (`drawn`)."""
+    """For each kind of kernel the median of measured over predicted times, drawn closer to 1 the
+    more certain the probe is (`drawn`)."""
     ratios: dict[Kind, list[float]] = defaultdict(list)
     for sample in found:
         for kind, ratio in _ratios(sample, model).items():
@@ -62,14 +62,14 @@ def _factors(model: KernelModel, found: Sequence[Sample]) -> dict[Kind, float]:
 def _of_decodes(
     found: Sequence[Sample], model: KernelModel, common: float, spread: float
 ) -> dict[Kind, float]:
-    """The factors of computing and of reading with which the products of decodes have the least
-    errors, weighted by their time; both are `common`, in logarithms, with a deviation of `spread`
-    (Gauss and Newton's method). If the threads move to other CPUs, one may grow while the other
-    shrinks."""
+    """The factors for computing and for reading that give the products of decodes the smallest
+    errors, weighted by their time (Gauss-Newton method). The prior of both is `common`, in
+    logarithms, with a deviation of `spread`. If the threads move to other CPUs, one may grow while
+    the other shrinks."""
     factors = np.full(2, common)
 
     def logs(of: Floats) -> tuple[Floats, Floats]:
-        """Of measured over predicted times, and the part of each in the time of all."""
+        """The logarithms of measured over predicted times; the share of each in the total time."""
         by: dict[Kind, float] = {"decode": exp(of[0]), "reading": exp(of[1])}
         pairs = np.array([pair for one in found for pair in _products(one, scaled(model, by))])
         measured, predicted = pairs.reshape(-1, 2).T
@@ -105,24 +105,24 @@ def _samples(session: Session) -> list[Sample]:
     found = [of for of in samples(session) if len(of.steps) >= LEAST_COMPUTES]
     if not found:
         raise UsageError(
-            f"{session.path} has no {LEAST_COMPUTES} computes of one shape with their kernels;"
+            f"{session.path} lacks {LEAST_COMPUTES} computes of the same shape with their kernels;"
             " record some decodes with --level detailed"
         )
     return found
 
 
 def drawn(ratio: float, spread: float) -> float:
-    """A ratio in logarithms, drawn towards 0 by how sure the probe is. One far beyond its spread
-    counts almost in full: the machine is not as it was then."""
+    """The logarithm of a ratio, drawn towards 0 the more certain the probe is. One far beyond the
+    spread counts almost in full: the machine has changed since."""
     doubt = max(spread, abs(ratio)) ** 2
     return ratio * doubt / (doubt + OWN_ERROR**2)
 
 
 def calibrated(model: KernelModel, session: Session) -> tuple[KernelModel, dict[Kind, float]]:
     """`model` scaled to the computes of a session, and the factor of each kind of kernel. A session
-    on one thread says nothing of several ones, and the reverse. The spread of steps is at least as
-    wide as those of the session scatter. Raises UsageError if the session has too few computes of
-    one shape, or ran on a device."""
+    on one thread says nothing about several, and the reverse. The spread of steps is at least as
+    wide as the scatter of the session's steps. Raises UsageError if the session has too few
+    computes of one shape, or ran on a device."""
     found = _samples(session)
     factors = _factors(model, found)
     several = {of.threads > 1 for of in found}
@@ -163,7 +163,7 @@ def scaled(
     model: KernelModel, factors: Mapping[Kind, float], threads: Collection[int] | None = None
 ) -> KernelModel:
     """`model` with each kind of kernel slower by its factor, for these numbers of threads, or for
-    all. Without a factor of reading, that is slower like the products of a decode."""
+    all. Without a factor for reading, that of a decode's products is used."""
     computing = factors.get("decode", 1.0)
     reading = factors.get("reading", computing)
 

@@ -41,7 +41,7 @@ from llamacpp_instr.prediction.probe.file import (
 )
 
 NEAR = 64
-"""tokens after which products count"""
+"""the most tokens in the cache with which products still count"""
 TOGETHER = 32
 """consecutive positions whose decodes count as equal"""
 
@@ -63,8 +63,8 @@ class Sample:
 
 
 def samples(session: Session) -> list[Sample]:
-    """The computes of a session at `detailed`, those with equal graphs and tokens together, with
-    their medians. The first of each is left out, because it builds the graph."""
+    """The computes of a session at `detailed`, grouped by equal graphs and tokens, with their
+    medians. The first of each group is left out, because it builds the graph."""
     steps = session.steps.tuples("step", "pos", "begin", "end")
     of_step = {step: (past, end - begin) for step, past, begin, end in steps}
     computes = session.computes.tuples("compute", "n_threads", "n_tokens", "step")
@@ -80,12 +80,12 @@ def samples(session: Session) -> list[Sample]:
                 rows[threads, tokens, past // TOGETHER].append(row)
         for (threads, tokens, _), of_key in rows.items():
             same = of_key[1:] or of_key
-            # the later one of a sequence takes longer: the median of times is that of pasts
+            # later computes of a sequence take longer: the median time is at the median past
             middle = int(ops.compute[same[(len(same) - 1) // 2]])
             plan = session.plans[ops.plan]
             ubatch = session.ubatches.get(middle)
             ns = ops.dur[same].astype(np.float64)
-            if ops.gap is not None:  # each up to the beginning of the next one
+            if ops.gap is not None:  # each lasts until the next one begins
                 ns[:, :-1] += ops.gap[same, 1:]
             lasted = np.array([known[int(n)][3] for n in ops.compute[same]], np.float64)
             each = np.quantile(ns, 0.5, axis=0, method="lower")
@@ -109,11 +109,11 @@ OWN_ERROR = 0.08
 """deviation of one model's kernels that nothing else explains: the contents of the weights, and
 where they lie in memory"""
 LEAST_SPREAD = 0.03
-"""processes differ by about as much, also where samples of one agree"""
+"""about how much processes differ, even if the samples of each one agree"""
 OF_FUNCTIONS = 3
 """costs that each function has"""
 FAR = 1.0
-"""as far as a function's own share of the bandwidth, in logarithms, costs as much as errors of 1"""
+"""a function's own share of the bandwidth, in logarithms, that costs as much as an error of 1"""
 
 
 K = TypeVar("K", Product, Other)
@@ -131,8 +131,8 @@ Others = Sequence[_Measured[Other]]
 
 
 def fit(models: Sequence[Sequence[Sample]], watts: Mapping[int, float]) -> KernelModel:
-    """The costs for every number of threads in the samples, which come by model; `watts` of the
-    processors by threads."""
+    """The costs for every number of threads in the samples, which are grouped by model; `watts` is
+    the power of the processors, by threads."""
     found = _fit_all([sample for of in models for sample in of], watts)
     spread = _spread_of_steps(models, found)
     for overhead in found.overheads:
@@ -141,9 +141,9 @@ def fit(models: Sequence[Sequence[Sample]], watts: Mapping[int, float]) -> Kerne
 
 
 def _spread_of_steps(models: Sequence[Sequence[Sample]], whole: KernelModel) -> dict[int, float]:
-    """By threads: the deviation of steps from what a fit to other models predicts, without what
-    `whole` says of the deviation of their kernels. Steps with kernels that the other models lack do
-    not count."""
+    """By threads: the deviation of steps from what a fit to other models predicts, less the
+    deviation of their kernels according to `whole`. Steps with kernels that the other models lack
+    do not count."""
     errors: dict[int, list[float]] = defaultdict(list)
     kernels: dict[int, list[float]] = defaultdict(list)
     for left in range(min(GROUPS, len(models))):
@@ -220,9 +220,9 @@ def _round(value: float) -> float:
 def _split(
     samples: Sequence[Sample],
 ) -> tuple[list[_Measured[Product]], dict[str, list[_Measured[Other]]]]:
-    """The products, equal ones of a compute once with their median, and the others by op. Products
-    after many tokens do not count: small models have much attention between small weights; nor do
-    those of the last token of a prefill, after which their weights are further away."""
+    """The products, with equal ones of a compute merged into their median; and the others by op.
+    Products after many tokens do not count, because small models have much attention between small
+    weights; nor do those of the last token of a prefill, whose weights are then further away."""
     products: list[_Measured[Product]] = []
     others: dict[str, list[_Measured[Other]]] = defaultdict(list)
     for sample in samples:
@@ -267,7 +267,7 @@ class _Fitted:
         self.ns_per_mac, *of_functions, steps, shared = np.split(np.exp(x), ends)
         self.of_stream, self.ns_per_dot, self.ns_per_input = of_functions
         self.ns_per_byte: Floats = np.cumsum(steps)
-        """by size: never less than of a smaller one"""
+        """by size: never less than for a smaller one"""
         self.shared: list[float] = shared.tolist()
         """ns of each product, how computing and reading overlap, and ns for each byte at the start
         of a file"""
@@ -349,7 +349,7 @@ def _fit_products(measured: Products) -> _Fitted:
 
 
 def _sizes(measured: Products) -> Floats:
-    """Working sets of dense models for one token: at most six, each over twice the one before."""
+    """Working sets of dense models for one token: at most six, each over twice the previous one."""
     found: list[float] = []
     for size in sorted(
         {m.working_set for m in measured if m.kernel.tokens == 1 and not m.kernel.experts}

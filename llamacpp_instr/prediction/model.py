@@ -1,12 +1,13 @@
 """The time of each kernel of a graph on a machine, from what it depends on.
 
-A matrix product takes (compute^p + read^p)^(1/p): `compute` from its multiplications, `read` from
-the bytes of its weight and the bandwidth for the working set, p how much the two overlap. Every
-other kernel has a fixed cost, and one for the rows, bytes and operations of its busiest thread.
+A matrix product takes (compute^p + read^p)^(1/p): `compute` follows from its multiplications,
+`read` from the bytes of its weight and the bandwidth for the working set; p is how much the two
+overlap. Every other kernel has a fixed cost, and one for the rows, bytes and operations of its
+busiest thread.
 
-For a number of threads that was not measured, each cost follows a power of the number of threads:
-between two measured numbers the one that joins them, beyond them the one of the nearest two, within
-what can be (`_GROWTH`).
+For a number of threads that was not measured, each cost follows a power law of the number of
+threads: between two measured numbers, the one through both; beyond them, that of the nearest two,
+within limits (`_GROWTH`).
 
 Invariant: pure functions. Recordings and dry runs, the fit (`prediction.fit`) and the prediction
 use the same ones.
@@ -43,7 +44,7 @@ SHORT, LONG, SHORT_WINDOW = " short", " long", 256
 ONE = ", one token"
 """ends the names of ops that were measured while one token was decoded"""
 ALONE = " alone"
-"""the same of attention, whose keys and values then come from further away"""
+"""the same for attention, whose keys and values then come from further away"""
 APART, FAR_APART, WIDE = " apart", 1024, 256
 """follows `ALONE` if the keys of several heads in one cell take at least 1,024 bytes, and those of
 one head at least 256: the next cell of a head is then too far away to be read ahead"""
@@ -61,7 +62,7 @@ class Product:
     repacked: bool
     experts: bool
     tokens: int
-    """that one matrix multiplies; of experts, on average"""
+    """that one matrix multiplies; for experts, on average"""
     macs: float
     """multiplications"""
     inputs: float
@@ -71,8 +72,8 @@ class Product:
     dots: float
     """results, each the product of a row of the weight and one of the activations"""
     start: float = 0.0
-    """bytes of an embedding that is also the output at the start of its file. Linux begins to read
-    a file in small steps, each into a piece of memory of its own"""
+    """bytes, at the start of its file, of an embedding that is also the output. Linux begins to
+    read a file in small steps, each into its own piece of memory"""
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,14 @@ class Other:
     """Any other kernel."""
 
     op: str
-    """ops joined by +, with the function of some, and whether there is one token only, because its
-    data then has left the caches: `ADD`, `ADD, one token`, `GLU SWIGLU`; attention with the length
+    """ops joined by +, with the function of some, and whether there is only one token, because its
+    data has then left the caches: `ADD`, `ADD, one token`, `GLU SWIGLU`; attention with the length
     of a key, and whether the keys that a head reads fit into the nearest cache:
     `FLASH_ATTN_EXT 64 short`, `FLASH_ATTN_EXT 64 long tiled`, `FLASH_ATTN_EXT 64 long alone`"""
     rows: float
     """of the result, or of all heads, that the busiest thread computes"""
     units: float
-    """bytes that it moves; of tiled attention, cells of the window that it looks at"""
+    """bytes that it moves; for tiled attention, cells of the window that it looks at"""
     flops: float
     """of products without a weight, and of attention"""
     bytes: float
@@ -135,7 +136,7 @@ def features(graph: Graph, plan: Plan, ubatch: Ubatch | None, threads: int) -> F
             if tokens == 1:
                 label += ALONE + APART * _is_apart(tensor(graph, sources[1]))
             rows = of.rows * of.heads * of.streams
-            # one by one, cells that are masked are passed over
+            # without tiles, masked cells are skipped
             units = float(rows * of.n_kv) if of.tiled else 0.0
         elif tokens == 1:
             label += ONE
@@ -186,7 +187,7 @@ def ubatch_of(tokens: int, past: int, threads: int, cells: int) -> Ubatch:
 
 
 UNKNOWN = 0.5
-"""spread of what was not measured, and is predicted from the like of it"""
+"""spread of what was not measured and is predicted from something similar"""
 _GROWTH: dict[str, tuple[float, float]] = {
     "ns_per_mac": (-1.0, 0.0), "ns_per_dot": (-1.0, 0.0), "of_stream": (0.0, 0.0),
     "bytes_per_second": (0.0, 1.0), "ns": (0.0, 1.0), "ns_per_row": (0.0, 1.0),
@@ -195,12 +196,12 @@ _GROWTH: dict[str, tuple[float, float]] = {
     "start_ns_per_byte": (-1.0, 0.0), "blend": (0.0, 0.0), "step_ns": (0.0, 1.0),
     "cold_step_ns": (0.0, 1.0), "watts": (0.0, 1.0),
 }  # fmt: skip
-"""the least and the largest power of each cost; with one measured number, the first holds"""
+"""the least and the largest power of each cost; with a single measured number, the first is used"""
 
 
 def with_threads(model: KernelModel, threads: int) -> KernelModel:
-    """`model` itself if it has costs for `threads`, else only costs for them. The spread of a step
-    grows by half for each doubling from the nearest number that was measured."""
+    """`model` itself if it has costs for `threads`, else a model with only those. Each
+    doubling from the nearest measured number adds UNKNOWN to a step's spread, in quadrature."""
     known = model.threads
     if threads in known:
         return model
@@ -208,7 +209,7 @@ def with_threads(model: KernelModel, threads: int) -> KernelModel:
     away = min(abs(log2(n / threads)) for n in known)
 
     def scaled(entries: Iterable[Any], same: Callable[[Any], object]) -> list[Any]:
-        """Of the two nearest numbers, entries that are the `same` but for their threads."""
+        """One entry for those of the two nearest numbers that are the `same` but for threads."""
         pairs: dict[object, list[Any]] = {}
         for entry in sorted(entries, key=lambda of: of.threads):
             if entry.threads in nearest:
@@ -318,14 +319,14 @@ def kernel_model(probe: Probe, threads: int) -> KernelModel:
         if probe.probe == 1:
             why = "an older `instr probe` wrote it"
         raise UsageError(
-            f"the machine file has no costs of kernels, because {why}; run `instr probe` again"
+            f"the machine file has no kernel costs, because {why}; run `instr probe` again"
             f" after {how_to_install('predict')}"
         )
     here = platform.machine()
     if model.architecture != here:
         raise UsageError(
-            f"the machine file is of a processor with the architecture {model.architecture}, this "
-            f"library is for {here} and would build other graphs; predict on such a machine"
+            f"the machine file is for a processor with the architecture {model.architecture}, but "
+            f"this library is for {here} and would build other graphs; predict on such a machine"
         )
     if threads > MOST_THREADS:
         raise UsageError(f"{threads:,} threads are too many; at most {MOST_THREADS:,}")
@@ -402,8 +403,8 @@ class _Costs:
         return ns, nearest.spread if known else UNKNOWN, name, known
 
     def _like(self, op: str) -> OtherCost:
-        """The cost of an op that was not measured: attention with the next length of keys, the same
-        op with another function, or the average of all other ops."""
+        """The cost of an op that was not measured: attention with the nearest length of keys, the
+        same op with another function, or the average of all other ops."""
         if op.startswith(ATTENTION):
             _, length, *seen = op.split(" ")
             measured = [
@@ -424,7 +425,7 @@ class _Costs:
         return self.others[min(same, default=one)]
 
     def _similar(self, kernel: Product) -> tuple[list[ProductCost], bool]:
-        """The costs of the kernel's type, or of one that is like it, and whether it is that."""
+        """The costs of the kernel's type, or of a similar one, and whether the type is its own."""
         exact = kernel.type, kernel.repacked, kernel.experts
         dense = kernel.type, kernel.repacked, False
         for key in (exact, dense, (kernel.type, not kernel.repacked, False)):
@@ -435,7 +436,7 @@ class _Costs:
 
 
 _TINY = np.finfo(np.float64).tiny
-"""instead of 0, by which nothing can be divided"""
+"""replaces 0 as a divisor"""
 
 
 def product_time(compute: Any, read: Any, fixed: Any, p: float) -> Any:

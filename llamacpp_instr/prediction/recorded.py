@@ -93,7 +93,7 @@ def write_random_layers(path: Path, shape: Shape, types: Sequence[str]) -> Path:
     width, feed_forward = shape.width, shape.feed_forward
     queries, kv = shape.head_length * shape.heads, shape.head_length * shape.kv_heads
     weight("token_embd", types[0], shape.vocabulary, width)
-    if not shape.window:  # whose embedding is its output, too
+    if not shape.window:  # Gemma's embedding is also its output
         weight("output", types[-1], shape.vocabulary, width)
     norm("output_norm")
     for i, type_ in enumerate(types):
@@ -185,7 +185,7 @@ SUBJECTS = (
     Subject("large", Shape(2048, 5632, 16, 8), TYPES_OF_LAYERS,
             (Run(1, 7), Run(4, 3), Run(16, 2))),
     *(
-        # so many layers that keys and values come from memory
+        # enough layers that keys and values come from memory
         Subject(name, Shape(1024, 256, heads, kv_heads), MIXED[:2] * 3, (*_SHORT[:1], *runs))
         for name, heads, kv_heads, runs in (
             ("attention-64", 16, 8, _LONG), ("attention-128", 8, 4, _LONG),
@@ -238,14 +238,14 @@ def record_subjects(
 
 
 def barriers_of(threads: Sequence[int]) -> dict[int, float]:
-    """What a barrier takes now, ns, by threads; empty of one thread."""
+    """What a barrier takes now, ns, by threads; one thread has none."""
     return {of.threads: of.ns for of in barriers([n for n in threads if n > 1])}
 
 
 def has_moved(before: Mapping[int, float], now: Mapping[int, float]) -> bool:
     """Whether the host of a virtual machine has put its CPUs elsewhere, so that threads are further
-    from each other, or nearer: a barrier then takes another time, and memory is read at another
-    rate."""
+    from each other, or nearer: a barrier then takes a different time, and memory is read at a
+    different rate."""
     return any(not 1 / MOVED < ns / before[n] < MOVED for n, ns in now.items() if n in before)
 
 
@@ -290,15 +290,15 @@ def joules_between(
     same = before.keys() & after.keys()
     if not same:
         return None
-    # a counter that began again is below what it was
+    # a counter that wrapped around is below its earlier value
     return sum((after[name][0] - before[name][0]) % after[name][1] for name in same)
 
 
 def measure_kernels(
     threads: Sequence[int], on_progress: OnProgress, subjects: Sequence[Subject] = SUBJECTS
 ) -> KernelModel:
-    """The costs for these numbers of threads; `on_progress` gets the recordings done and in total.
-    Needs scipy. Must not be called while a session is recorded."""
+    """The costs for these numbers of threads; `on_progress` gets the recordings done and their
+    total. Needs scipy. Must not be called while a session is recorded."""
     found: dict[str, list[Sample]] = defaultdict(list)
     joules: dict[int, float] = defaultdict(float)
     seconds: dict[int, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""A prefill and a decode of a model file, predicted: in several file types, for numbers of threads.
+"""A prefill and a decode of a model file, predicted for file types and numbers of threads.
 
 A model in another file type has no weights: its file, for llama.cpp's dry run, has the source's
 metadata and tensors, in the types of the quantization's plan, and its data is a hole.
@@ -39,7 +39,7 @@ from llamacpp_instr.prediction.probe.file import Probe
 from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs, plan_memory, window
 
 DEFAULT_TOKENS = 512
-"""of a prefill, and in the cache before a decode, if the model allows as many"""
+"""of a prefill, and in the cache before a decode, if the model allows that many"""
 MOST_TOKENS = 1 << 16
 """of a prefill, if a model file does not say what it was trained on"""
 
@@ -67,8 +67,8 @@ class PlannedStep:
 
 
 def usual_steps(path: str, probe: Probe) -> tuple[PredictedStep, PredictedStep]:
-    """The decode after DEFAULT_TOKENS tokens and the prefill of as many, or as the model at `path`
-    allows, on one thread. Raises `UsageError` for a file that is no model, and like
+    """The decode after DEFAULT_TOKENS tokens and the prefill of as many, or of as many as the model
+    at `path` allows, on one thread. Raises `UsageError` for a file that is not a model, and like
     `planned_steps` and `predict_kernels`."""
     model = load_model_file(path)
     trained = trained_tokens(model)
@@ -102,8 +102,8 @@ def planned_steps(
 def predict_tokens(
     path: Path, threads: int, tokens: Sequence[tuple[int, int]], probe: Probe
 ) -> list[float]:
-    """The time in ns of a step of so many tokens after so many, for each pair, of the model at
-    `path`. Raises like `predict_shapes`."""
+    """The time in ns of a step of the model at `path`, for each pair of tokens computed and tokens
+    before them. Raises like `predict_shapes`."""
     return predict_shapes(path, threads, [UbatchShape(*of) for of in tokens], probe)
 
 
@@ -114,8 +114,8 @@ def predict_shapes(
     probe: Probe,
     options: ContextOptions | None = None,
 ) -> list[float]:
-    """The time in ns of a step of each shape, of the model at `path`. Raises like `planned_steps`,
-    and `UsageError` for a file that is no model or a probe without the times of kernels."""
+    """The time in ns of a step of each shape, for the model at `path`. Raises like `planned_steps`,
+    and `UsageError` for a file that is not a model or a probe without the times of kernels."""
     steps = planned_steps(load_model_file(path), options or ContextOptions(), shapes)
     return [step.predict(probe, threads).total()[0] for step in steps]
 
@@ -157,7 +157,7 @@ def predict_cases(
     ctx: int | None,
 ) -> tuple[list[Case], int]:
     """A prefill of `batch` tokens and a decode after `ctx` tokens, for each file type and number of
-    threads; and the tokens before the decode. Without types, of the model as it is; without
+    threads; and the tokens before the decode. Without types, for the model as it is; without
     numbers, for all that were measured. Nothing is quantized. Raises `UsageError` for a type that
     the model cannot have, for more tokens than it was trained on, and like `planned_steps`."""
     counts = threads or (probe.kernel_model.threads if probe.kernel_model else [1])

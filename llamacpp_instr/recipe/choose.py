@@ -14,11 +14,11 @@ from llamacpp_instr.base.system import need
 from llamacpp_instr.recipe.measure import Choice
 
 SECONDS = 20.0
-"""that the solver may take. It finds the optimum of a model with hundreds of tensors in less, or
-names a bound that shows how near it came"""
+"""the solver's limit. For a model with hundreds of tensors it finds the optimum in less time, or a
+bound that shows how near it came"""
 
 _STEPS = 10**12
-"""of the objective: the largest sum of effects has as many"""
+"""steps of the objective that the largest sum of effects has"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Chosen:
     kl: float
     """in nats, if effects add up"""
     gap: float
-    """by which a better one might be better, in nats; 0 for an optimum"""
+    """how much less KL divergence another choice can have at most, in nats; 0 for an optimum"""
 
 
 def choose(tensors: Sequence[Sequence[Choice]], bounds: Bounds) -> Chosen | None:
@@ -78,18 +78,18 @@ def choose(tensors: Sequence[Sequence[Choice]], bounds: Bounds) -> Chosen | None
 
 
 def nearest(tensors: Sequence[Sequence[Choice]], bounds: Bounds, fixed: int) -> str:
-    """Why nothing is within the bounds, with the nearest that is possible. `fixed` are bytes of the
+    """Why nothing is within the bounds, with the nearest possible value. `fixed` are bytes of the
     file that no choice changes."""
     smallest = sum(min(of.n_bytes for of in choices) for choices in tensors)
     fastest = sum(min(of.ns for of in choices) for choices in tensors)
     if bounds.n_bytes is not None and smallest > bounds.n_bytes:
         return (
-            f"the smallest file has {smallest + fixed:,} bytes, and"
-            f" {max(bounds.n_bytes + fixed, 0):,} are left for it"
+            f"the smallest file has {smallest + fixed:,} bytes, but"
+            f" only {max(bounds.n_bytes + fixed, 0):,} are available"
         )
     if bounds.ns is not None and fastest > bounds.ns:
         return (
-            f"the fastest mixture reads its weights in {fastest / 1e6:.3g} ms for each token, and"
-            f" {max(bounds.ns, 0) / 1e6:.3g} ms are left for that"
+            f"the fastest mixture reads its weights in {fastest / 1e6:.3g} ms for each token, but"
+            f" only {max(bounds.ns, 0) / 1e6:.3g} ms are available"
         )
     return "none is both small and fast enough; relax one of the limits"

@@ -39,7 +39,7 @@ class Recipe(msgspec.Struct, omit_defaults=True):
     source_bytes: int
     """of its weights"""
     file_type: str
-    """of the quantizer; tensors that are not in `tensors` are as in this mixture"""
+    """the quantizer's; tensors that are not in `tensors` have their types in this mixture"""
     tensors: dict[str, str]
     imatrix: str | None = None
     """the name of the file"""
@@ -49,7 +49,7 @@ class Recipe(msgspec.Struct, omit_defaults=True):
 
 
 def options_of(recipe: Recipe, options: QuantizeOptions) -> QuantizeOptions:
-    """The quantizer's options; `options` has those that are no part of a recipe. Raises
+    """The quantizer's options; `options` has those that are not part of a recipe. Raises
     `UsageError` for an unknown type."""
     types = [
         (f"re:^{re.escape(name)}$", parse_tensor_type(of)) for name, of in recipe.tensors.items()
@@ -88,7 +88,7 @@ def planned(
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Raises `UsageError` if the file is no recipe."""
+    """Raises `UsageError` if the file is not a recipe."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Recipe)
     except OSError as error:

@@ -1,11 +1,11 @@
 """The bytes, the error and the effect on the output of each tensor, in each type that it can have.
 
 The error of a tensor in a type is the sum of the squared differences of its elements, each weighted
-by the importance of its column if there is an importance matrix. A sample of the rows stands for a
-large matrix. The effect is a KL divergence: of the model in which only a group of tensors has the
-types of PROBE from the model as it is. The KL divergence grows with the square of small errors, so
-a tensor has the share of its group's that its error has, and in another type it is as many times as
-large as its error there.
+by the importance of its column if there is an importance matrix. In a large matrix, a sample of the
+rows is measured. The effect of a group of tensors is the KL divergence between the unchanged model
+and one in which only this group has the types of PROBE. The KL divergence grows with the square of
+small errors, so a tensor's share of its group's effect is its share of the group's error, and in
+another type its effect is larger or smaller in proportion to its error there.
 
 Each figure is kept in a file as soon as it is measured. Another run for the same model, text,
 importance matrix and library finds it there.
@@ -56,8 +56,8 @@ PURE = ("Q2_K", "Q3_K_S", "IQ4_XS", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0")
 PROBE = "Q4_K_S"
 """in the middle of them: effects are small enough to add up, and are not lost in rounding"""
 MOST_GROUPS = 26
-"""Each takes a run over the text, which is most of the time: a recipe may take 40 times as much as
-llama-perplexity."""
+"""Each takes a run over the text, and these runs take most of the time: a recipe may take 40 times
+as long as llama-perplexity."""
 DEFAULT_CHUNKS = 8
 
 _STATE = 2
@@ -81,7 +81,7 @@ class Figures(msgspec.Struct):
     effects: dict[str, float] = {}
     """by group, in nats; of all tensors together under ALL"""
     caches: dict[str, float] = {}
-    """the KL divergence of each cache from one of f16, in nats, by its name"""
+    """the KL divergence of each cache from an f16 cache, in nats, by its name"""
 
 
 ALL = "all"
@@ -117,7 +117,7 @@ class Choice:
 
 @dataclass
 class Measured:
-    """The choices of each tensor that can be quantized, the type that it has among them."""
+    """The choices of each tensor that can be quantized, including the type that it has."""
 
     source: ModelFile
     choices: dict[str, list[Choice]]
@@ -131,7 +131,7 @@ class Measured:
     """of PURE"""
 
     def with_times(self, times: Mapping[str, Mapping[str, float]]) -> Measured:
-        """With the ns that each tensor takes in each type; 0 for one that no product reads."""
+        """A copy with the time of each tensor in each type, ns; 0 for one that no product reads."""
         choices = {
             name: [replace(of, ns=times.get(name, {}).get(of.type.name, 0.0)) for of in choices]
             for name, choices in self.choices.items()
@@ -141,7 +141,7 @@ class Measured:
 
 def group_tensors(tensors: Sequence[Weight], most: int = MOST_GROUPS) -> dict[str, tuple[str, ...]]:
     """The names of tensors by group, in the order of the file: a role in neighbouring layers, or a
-    tensor outside of layers. There are at most `most` groups, if there are no more roles."""
+    tensor outside of layers. There are at most `most` groups, unless there are more roles."""
     roles = {weight.role for weight in tensors if weight.layer >= 0}
     alone = sum(weight.layer < 0 for weight in tensors)
     n_layers = 1 + max((weight.layer for weight in tensors), default=0)
@@ -164,9 +164,9 @@ def measure(
     on_errors: OnProgress = lambda *_: None,
     on_effects: OnProgress = lambda *_: None,
 ) -> Measured:
-    """The choices of each tensor. `options` are those of the quantizer; `on_errors` gets types
-    measured, `on_effects` groups, with the total of both. Raises `UsageError` for a model or a text
-    that cannot be used, `InstrError` if llama.cpp fails."""
+    """The choices of each tensor. `options` are those of the quantizer; `on_errors` gets the types
+    measured and their total, `on_effects` the groups and theirs. Raises `UsageError` for a model or
+    a text that cannot be used, `InstrError` if llama.cpp fails."""
     check_comparison([source], OutputOptions(chunks=calibration.chunks))
     with ExitStack() as stack:
         quantizer = stack.enter_context(Quantizer(source, replace(options, pure=True)))
@@ -200,7 +200,7 @@ def measure_caches(
     caches: Sequence[CacheTypes],
     on_progress: OnProgress = lambda *_: None,
 ) -> dict[CacheTypes, float]:
-    """The KL divergence, in nats, of the model with each cache from the model with one of f16.
+    """The KL divergence, in nats, of the model with each cache from the model with an f16 cache.
     Raises like `compare_outputs`."""
     path = _state_path(source, options, calibration)
     figures = _read_state(path)
@@ -281,9 +281,9 @@ def _measure_errors(
 def weighted_errors(
     reference: ModelFile, candidate: ModelFile, importances: dict[str, NDArray[np.float32]]
 ) -> dict[str, float]:
-    """By tensor that has another type in the candidate: the sum of the squared differences of the
-    elements, each multiplied by the importance of its column, or by 1 if the tensor has none. An
-    importance is a value per column, one expert after the other."""
+    """For each tensor that has another type in the candidate: the sum of the squared differences of
+    the elements, each multiplied by the importance of its column, or by 1 if the tensor has none.
+    Importances are one value per column, one expert after the other."""
     readers = WeightReader(reference), WeightReader(candidate)
     pairs = [
         (weight, candidate.by_name[weight.name])
@@ -324,7 +324,7 @@ _AT_ONCE = 1 << 20
 
 
 def n_matrices(weight: Weight) -> int:
-    """How many matrices a tensor has: one of each expert."""
+    """How many matrices a tensor has: one for each expert."""
     return int(np.prod(weight.ne[2:])) if len(weight.ne) > 2 else 1
 
 
@@ -336,7 +336,7 @@ def _mixtures(
     source: ModelFile, probe: ModelFile, calibration: Calibration
 ) -> Iterator[tuple[set[str], Callable[[Collection[str]], float]]]:
     """The tensors that the graph reads; and a function that measures the KL divergence, in nats,
-    with some of the probe's."""
+    with some of the probe's tensors."""
     chunks = cut_calibration(source, calibration)
     options = DivergeOptions(threads=calibration.threads)
     with opened_models([source, probe]) as (models, _):

@@ -22,8 +22,8 @@ _MEANT = "mean KL divergence, nats"
 
 
 def dominated(rows: Sequence[tuple[float, ...]]) -> list[int | None]:
-    """For each row the index of one that is better in something and worse in nothing, smaller
-    being better; None if there is none."""
+    """For each row, the index of one that is smaller in some value and larger in none; None if
+    there is none."""
     found: list[int | None] = []
     for row in rows:
         better = (
@@ -38,9 +38,9 @@ def dominated(rows: Sequence[tuple[float, ...]]) -> list[int | None]:
 def type_reports(
     types: Sequence[Verified], perplexity: Estimate, cases: Sequence[Case], bounds: str
 ) -> list[Report]:
-    """A row for each type: its size, speed, memory, and what it cost; with the type that is better
-    in everything, if there is one, and a recommendation. `cases` are predictions of the types, in
-    the same order, or empty; `bounds` says on which text the outputs were compared."""
+    """A row for each type: its size, speed, memory and divergence, and the type that beats it, if
+    there is one; and a recommendation. `cases` are predictions for the types, in the same order, or
+    empty; `bounds` says on which text the outputs were compared."""
     by_type = {case.type: case for case in cases}
     seen: list[tuple[float, ...]] = []
     rows: list[list[Cell]] = []
@@ -71,14 +71,14 @@ def type_reports(
     notes = [bounds, f"The model itself has a perplexity of {perplexity.value:.4g}."]
     if cases:
         notes.append(
-            "Prefill and decode are predicted tokens per second of one thread"
+            "Prefill and decode are predicted tokens per second on one thread"
             if cases[0].threads == 1
-            else f"Prefill and decode are predicted tokens per second of {cases[0].threads} threads"
+            else f"Prefill and decode are predicted tokens per second on {cases[0].threads} threads"
         )
         notes[-1] += ", memory is what a context takes; `instr probe` measured the machine."
     else:
-        notes.append("`instr probe` measures this machine; then the table has speeds and memory.")
-    notes.append("A type is beaten by another that is not larger, not slower and diverges no more.")
+        notes.append("After `instr probe` on this machine, the table also has speeds and memory.")
+    notes.append("A type is beaten by another that is no larger, no slower and diverges no more.")
     best = recommended(types, beaten)
     notes.append(_why(types, best))
     return [Report("Types of llama.cpp", columns, rows, notes, key="types")]
@@ -142,13 +142,13 @@ def recipe_reports(found: Found, measured: Measured, text: str) -> list[Report]:
     )  # fmt: skip
     notes = [text, *(_verdict(recipe, of) for of in others)]
     notes.append(
-        f"The model itself has a perplexity of {found.perplexity.value:.4g}. Effects of groups add"
-        f" up to {sum(measured.effects.values()):.3g} nats; together they have"
+        f"The model itself has a perplexity of {found.perplexity.value:.4g}. The effects of the"
+        f" groups add up to {sum(measured.effects.values()):.3g} nats; all groups together have"
         f" {measured.whole:.3g}."
     )
     if (gap := found.gap) > 0:
         notes.append(
-            f"The solver ran out of time: the best mixture has at most {gap:.2g} nats less."
+            f"The solver ran out of time: the best mixture can have at most {gap:.2g} nats less."
         )
     figures: Figures = {
         "effects of groups": (sum(measured.effects.values()), "nats"),
@@ -177,7 +177,7 @@ def _caches(tried: Sequence[TriedCache]) -> Report:
         " predicted for the best mixture beside this cache."
     ]
     if any(of.recipe is None for of in tried):
-        notes.append("Beside a cache without figures, no mixture is within the limits.")
+        notes.append("With a cache without figures, no mixture is within the limits.")
     return Report("Types of the cache, best first", columns, rows, notes, key="caches")
 
 
@@ -217,8 +217,8 @@ def _groups(recipe: Verified, measured: Measured) -> Report:
         ("nats", "KL alone", "KL here"),
     )  # fmt: skip
     note = (
-        "KL alone is measured: of the model in which only these tensors have about 4.5 bits per"
-        " weight. KL here is predicted for the types that they got."
+        "KL alone is measured with only these tensors at about 4.5 bits per weight. KL here is"
+        " predicted for the types that they got."
     )
     fell = len(recipe.plan.fallbacks)
     notes = [note] + [f"{counted(fell, 'tensor')} fell back to another type."] * bool(fell)

@@ -1,5 +1,5 @@
 """What `instr recipe` does: compares llama.cpp's types, finds a mixture within bounds, or makes a
-model by a recipe again."""
+model again from a recipe."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Found:
     """of the original"""
     measured: Measured | None = None
     gap: float = 0.0
-    """by how many nats a better mixture might be better"""
+    """how many nats less another mixture can have at most"""
     caches: Sequence[TriedCache] = ()
     """the chosen one first"""
 
@@ -60,7 +60,7 @@ class TriedCache:
 
     types: CacheTypes
     n_bytes: int
-    """0 if there is no other one than f16"""
+    """0 if f16 is the only cache"""
     kl: float
     """of the cache alone, in nats"""
     recipe: Recipe | None
@@ -71,7 +71,7 @@ class TriedCache:
 
     @property
     def total(self) -> float:
-        """What both are predicted to have together, in nats."""
+        """The predicted KL divergence of both together, in nats."""
         return self.kl + self.weights if self.recipe is not None else float("inf")
 
 
@@ -93,7 +93,7 @@ class Limits:
     """of that context"""
 
     def file_bytes(self, plan: QuantizationPlan) -> int | None:
-        """Bytes of the file by `size` and `bpw`; its header is that of the plan."""
+        """Bytes of the file that `size` and `bpw` allow; its header is that of the plan."""
         of_bits = None
         if self.bpw is not None:
             of_bits = plan.header_bytes + int(self.bpw * plan.n_elements / 8)
@@ -142,9 +142,8 @@ def find_recipe(
     caches: Sequence[CacheTypes] = (F16,),
 ) -> Found:
     """The mixture within the limits with the least predicted KL divergence, together with one of
-    the caches. It is written to
-    `output`, with the files that say how to make it beside it, and verified on the second text.
-    Raises `UsageError` if nothing is within the limits."""
+    the caches. It is written to `output`, next to the files that say how to make it, and verified
+    on the second text. Raises `UsageError` if nothing is within the limits."""
     need("schedule")  # before hours of measuring
     with (
         progress_bar(f"Measuring errors of {source.path.name}") as on_errors,
@@ -218,11 +217,11 @@ _NEAR = 0.01
 def choose_types(
     measured: Measured, plans: Sequence[QuantizationPlan], options: QuantizeOptions, limits: Limits
 ) -> tuple[Recipe, float]:
-    """The recipe within the limits, and by how many nats a better one might be better. `plans` are
-    those of llama.cpp's types; the nearest has the tensors that were not measured. Memory and speed
-    of a mixture are no sums of those of its tensors, because some types are repacked and all share
-    the caches: what a mixture takes beyond a limit tightens the bound of the next, and what it
-    leaves raises it again. Raises `UsageError` if nothing is within the limits."""
+    """The recipe within the limits, and how many nats less another can have at most. `plans` are
+    those of llama.cpp's types; the nearest gives the tensors that were not measured. Memory and
+    speed of a mixture are not the sums over its tensors, because some types are repacked and all
+    share the caches: what a mixture takes beyond a limit tightens the bound of the next one, and
+    what it leaves raises it again. Raises `UsageError` if nothing is within the limits."""
     source, machine = measured.source, limits.machine
     most = file_bytes = limits.file_bytes(plans[0])
     ns = None
@@ -237,7 +236,7 @@ def choose_types(
         if of_memory <= 0:
             raise UsageError(
                 f"no mixture is within {limits.memory:,} bytes of memory: the context takes"
-                f" {beside:,} beside the weights; a smaller --ctx needs less"
+                f" {beside:,} besides the weights; a smaller --ctx needs less"
             )
         file_bytes = of_memory if file_bytes is None else min(file_bytes, of_memory)
     best: tuple[Recipe, float] | None = None
@@ -323,8 +322,8 @@ def _recipe(
 
 
 def predicted_kl(measured: Measured, plan: QuantizationPlan) -> float | None:
-    """The KL divergence by the effects of the tensors; None if one has a type that was not
-    measured."""
+    """The KL divergence predicted from the effects of the tensors; None if one has a type that was
+    not measured."""
     total = 0.0
     for tensor in plan.tensors:
         choices = measured.choices.get(tensor.name)
@@ -344,7 +343,7 @@ def _verified(
     made: dict[str, tuple[ModelFile, QuantizationPlan]],
     cache: CacheTypes = F16,
 ) -> tuple[list[Verified], Estimate]:
-    """The models that are made already, and those of the plans, on the text, with this cache."""
+    """The models already made, and those of the plans, on the text, with this cache."""
     source = quantizer.source
     with temporary_directory("instr-recipe-") as folder:
         with progress_bar(f"Quantizing {source.path.name}") as on_progress:

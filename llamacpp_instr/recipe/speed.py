@@ -1,5 +1,5 @@
 """The time of each tensor in a decode, in each type, as `instr predict` predicts it; and what a
-context takes beside the weights."""
+context takes besides the weights."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """A model with some of the rows of its large matrices: quantizing it shows the errors of the whole
-model in a part of the time."""
+model in a fraction of the time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ENOUGH = 1 << 18
 
 
 def kept_rows(weight: Weight) -> int:
-    """Of each matrix: all of one that has less than twice as many elements as are ENOUGH."""
+    """The rows kept of each matrix: all if it has fewer than twice ENOUGH elements."""
     rows = weight.ne[1] if len(weight.ne) > 1 else 1
     return -(-rows // max(weight.row_length * rows // ENOUGH, 1))
 
 
 def write_thinned(source: ModelFile, folder: Path) -> ModelFile:
-    """The model with `kept_rows` of each matrix, at random, the same of each expert. Its files are
-    in `folder`, which is made, named like the source's."""
+    """The model with `kept_rows` random rows of each matrix, the same for each expert. Its files,
+    named like the source's, are in `folder`, which is created."""
     folder.mkdir()
     reader = WeightReader(source)
     for path, header in source.headers.items():
@@ -48,6 +48,6 @@ def _rows(reader: WeightReader, weight: Weight) -> bytes:
     rows, kept = weight.ne[1] if weight.ne[1:] else 1, kept_rows(weight)
     if kept == rows:
         return stored.tobytes()
-    # not one in so many, which would be the same place of each head
+    # not every n-th row, which could be at the same place in each head
     chosen = np.sort(np.random.default_rng(0).choice(rows, kept, replace=False))
     return stored.reshape(-1, rows, stored.shape[1])[:, chosen].tobytes()

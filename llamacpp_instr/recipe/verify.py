@@ -44,7 +44,7 @@ class Verified:
     kl: Floats
     """(tokens,) in nats"""
     predicted: float | None
-    """the KL divergence by the effects of its tensors, in nats; None if some were not measured"""
+    """the KL divergence predicted from its tensors' effects, in nats; None if some are unknown"""
 
 
 def split_text(
@@ -77,7 +77,7 @@ def verify(
     cache: CacheTypes = F16,
 ) -> tuple[Estimate, list[tuple[Divergence, Floats]]]:
     """The perplexity of the source, and the divergence of each candidate, with this cache, from the
-    source with one of f16: its figures, and (tokens,) KL divergences in nats. As many candidates
+    source with an f16 cache: its figures, and (tokens,) KL divergences in nats. As many candidates
     are in memory at a time as fit into AT_ONCE, at least one."""
     options = OutputOptions(ctx=text.ctx, threads=text.threads, costs=False)
     chunks = cut_calibration(source, text)
@@ -106,7 +106,7 @@ def difference(one: Floats, other: Floats) -> Estimate:
 
 
 def neighbours(plans: Sequence[QuantizationPlan], n_bytes: int) -> list[QuantizationPlan]:
-    """The largest that takes at most as many bytes, and the smallest that takes more."""
+    """The largest plan of at most `n_bytes`, and the smallest of more."""
     by_size = sorted(plans, key=lambda plan: plan.file_bytes)
     below = [plan for plan in by_size if plan.file_bytes <= n_bytes]
     above = [plan for plan in by_size if plan.file_bytes > n_bytes]

@@ -1,8 +1,8 @@
 """Records any use of `llama_cpp` from Python: `with record("session.log") as session:`.
 
 A session is closed however the `with` block ends. If the log is incomplete, closing it reports
-that. Text of a program is written as JSON in valid UTF-8 with finite numbers, and no line is longer
-than the reader accepts.
+that. What a program adds is written as JSON in valid UTF-8 with finite numbers, and no line is
+longer than the reader accepts.
 
 The recorder chooses the names of its files: `session.log`, then `session.part2.log` and so on after
 a rotation. Every process after the first one adds its process id before the suffix.
@@ -77,7 +77,7 @@ def logs_of(target: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 def shortcoming(log: Path) -> str:
-    """What is missing in the log of an ended process, by its last line; empty if nothing."""
+    """What the log of an ended process lacks, judged by its last line; empty if nothing."""
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL))
@@ -87,12 +87,12 @@ def shortcoming(log: Path) -> str:
     try:
         end = msgspec.json.decode(lines[-1], type=SessionEnd)
     except ValueError:  # msgspec's errors are ValueErrors
-        return "it has no end: its process still runs or was killed, or the disk was full"
+        return "it has no end: its process is still running or was killed, or the disk was full"
     return f"lost while writing: {counted(end.dropped, 'event')}" if end.dropped else ""
 
 
 def _around_suffix(name: str) -> tuple[str, str]:
-    """Patterns for what the recorder adds to a name: before and after its insertion."""
+    """Patterns for the parts of a name before and after what the recorder inserts."""
     dot = name.rfind(".")
     at = dot if dot > 0 else len(name)
     before, after = (re.escape(text).replace("%p", "[0-9]+") for text in (name[:at], name[at:]))
@@ -186,9 +186,9 @@ class Recording:
     def mark(self, name: str) -> Iterator[Span]:
         """A named span around the `with` block.
 
-        If it is a request that a sequence of a context serves, set `seq` of the span that it
-        returns, before the block ends; the request arrived when the block began. Raises
-        `UsageError` if that is not a sequence.
+        If the span is a request that a sequence of a context serves, set the `seq` of the returned
+        span before the block ends; the request arrived when the block began. Raises `UsageError`
+        if `seq` is not a sequence.
         """
         self._require_open()
         name = log_name("the mark's name", name)
@@ -220,14 +220,14 @@ class Recording:
 
     @property
     def dropped(self) -> int:
-        """Number of events that could not be written so far."""
+        """Number of events so far that could not be written."""
         if self._open:
             self._dropped = self._native.dropped()
         return self._dropped
 
     @property
     def nan_seen(self) -> bool:
-        """Whether a tensor chosen with `stats` contained a NaN so far."""
+        """Whether a tensor chosen with `stats` has contained a NaN so far."""
         if self._open:
             self._nan_seen = bool(self._native.status() & native.NAN_SEEN)
         return self._nan_seen
@@ -292,7 +292,7 @@ def record(
     `level` is how much is recorded (`schema.LEVELS`). `stats` is a glob, or a regular
     expression after `re:`: the values of the tensors whose names match are summarized. `args`, a
     mapping of JSON values (others are converted with `str`), is kept in the log's first line.
-    `force` replaces an existing log, and no other file. `stop_on_nan` makes a decode fail once a
+    `force` replaces an existing log, but no other file. `stop_on_nan` makes a decode fail once a
     `stats` tensor contains a NaN. With `on_log_error="stop"` the process ends with one line if the
     log can no longer be written; with `"continue"` the dropped events are counted.
 
@@ -329,7 +329,7 @@ def begin_session(
     check_choice("level", level, LEVELS)
     check_choice("on_log_error", on_log_error, get_args(OnLogError))
     if stop_on_nan and not stats:
-        raise UsageError("stopping on NaN needs the tensors to look at (stats)")
+        raise UsageError("stopping on NaN needs tensors to check (stats)")
     expression = regular_expression("stats", stats) if stats else None
     library = native.load()
     check_log_path(log, force, force_option)
@@ -371,9 +371,9 @@ def _check_can_create(path: Path) -> None:
 
 
 def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise `UsageError` when `value` is none of `choices`."""
+    """Raise `UsageError` when `value` is not one of `choices`."""
     if value not in choices:
-        raise UsageError(f"{what} {value!r} is none of {', '.join(choices)}")
+        raise UsageError(f"{what} {value!r} is not one of {', '.join(choices)}")
 
 
 def _with_path(reason: str, path: Path) -> str:
@@ -387,7 +387,7 @@ PATIENCE_S = 1.0
 class LogPipe:
     """Inside the block, a log can be written to `path`; a thread passes its bytes to `take`. If
     `take` raises an `OSError`, it is kept in `error`, and the writer's next write fails. Leaving
-    the block waits for `take`, but not if it takes nothing for `PATIENCE_S`."""
+    the block waits for `take`, unless it takes nothing for `PATIENCE_S`."""
 
     def __init__(self, take: Callable[[bytes], object]) -> None:
         self._take = take

@@ -129,7 +129,7 @@ P = ParamSpec("P")
 def _chart(
     draw: Callable[Concatenate[Any, Any, P], None],
 ) -> Callable[Concatenate[str, P], Chart]:
-    """A function of a title, and of what `draw` draws into a figure and its axes; their chart."""
+    """Makes `draw`, which draws into a figure and its axes, a function that returns a chart."""
 
     @functools.wraps(draw)
     def chart(title: str, /, *args: P.args, **named: P.kwargs) -> Chart:
@@ -288,9 +288,9 @@ _UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 _SIZE, _SMALLEST = 9.0, 5.0
 """of the text in bars, points"""
 _HIGH, _STRIPE = 0.38, 0.07
-"""half a bar, and what marks it, of the height of a lane"""
+"""half a bar, and what marks it, as shares of the height of a lane"""
 _WIDE = 0.55
-"""about the width of a character, of its height"""
+"""about the width of a character, as a share of its height"""
 MOST_GROUPS = 9
 """that have a colour of their own"""
 
@@ -393,8 +393,8 @@ def curve_chart(
     x: Sequence[float],
     curves: Mapping[str, Values],
 ) -> None:
-    """A curve for each name, over the numbers `x`, in whose order it has a value each. The first is
-    solid with points, the others are dashed."""
+    """A curve for each name, which has one value for each of the numbers `x`, in their order. The
+    first is solid with points, the others are dashed."""
     drawn = []
     for i, values in enumerate(curves.values()):
         style = {"marker": "o", "markersize": 3.5} if i == 0 else {"linestyle": "--"}

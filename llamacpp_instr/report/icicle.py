@@ -1,4 +1,4 @@
-"""A tree as a picture whose boxes are as wide as their amounts, and that a page can zoom.
+"""A tree as a picture that a page can zoom, with boxes whose widths are their amounts.
 
 Invariant: names stay text. Without JavaScript it is a picture of the whole tree by its first
 measure.
@@ -20,10 +20,10 @@ ROW = 30
 NARROW = 0.002
 """share of the width below which a box is not drawn; zooming shows it"""
 READABLE = 22
-"""width in pixels from which a box has its name in it; the picture without JavaScript takes it as
-that many thousandths"""
+"""width in pixels from which a box shows its name; the picture without JavaScript takes it as
+thousandths of its own width"""
 MOST = 20_000
-"""boxes, zoomed or not: of more, the widest"""
+"""boxes, zoomed or not; if there are more, the widest"""
 COLORED = 3
 """the level whose names choose the colours: blocks"""
 

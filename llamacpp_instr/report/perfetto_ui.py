@@ -96,7 +96,7 @@ def show(
     parent = os.getppid()
 
     def watch() -> None:
-        # a killed shell or editor sends no signal, and the server would be forgotten
+        # a killed shell or editor sends no signal, and the server would keep running
         while os.getppid() == parent:
             time.sleep(0.5)
         server.stop()

@@ -133,8 +133,8 @@ def heat_map(
     across: str,
     notes: Sequence[str] = (),
 ) -> Figure:
-    """A cell for each of the amounts by row and column, which are not negative, the darker the
-    larger; `across` says what the columns are."""
+    """A cell for each of the amounts by row and column, none of them negative; the larger, the
+    darker. `across` says what the columns are."""
     n_rows, n_columns = amounts.shape
     whole = float(amounts.sum())
     shares = placed(amounts, amounts)
@@ -187,7 +187,7 @@ def bars(title: str, names: Sequence[str], groups: Sequence[Group]) -> Figure:
 
 
 def tiles(title: str, figures: Sequence[tuple[str, str]]) -> Figure:
-    """What one sees first, each its value and what it is: as many side by side as fit."""
+    """The first figures, each a value and what it is: as many side by side as fit."""
     cells = "".join(
         f"<div><b>{escaped(value)}</b><span>{escaped(what)}</span></div>" for value, what in figures
     )

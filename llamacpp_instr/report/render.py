@@ -168,8 +168,8 @@ def render_text(reports: Sequence[Report], width: int | None = None) -> str:
 
 def _pieces(report: Report, width: int) -> list[list[tuple[list[str], int, bool]]]:
     """The tables that show a report, as columns: the cells, their width, whether they end at the
-    right. Each has the columns that name a row, and as many others as fit. Where the names differ
-    in no place or leave no room, the rows are numbered."""
+    right. Each has the columns that name a row, and as many others as fit. Where the names are
+    not distinct or leave no room, the rows are numbered."""
     from rich.cells import cell_len
 
     if not report.rows:

@@ -1,5 +1,5 @@
 """A report: a titled table with units and notes, how its cells are shown, and its rows in another
-order, the first or the largest of them, or equal ones once.
+order, only the first or the largest of them, or equal ones once.
 
 Invariant: cells hold unrounded numbers in nanoseconds, bytes, counts and shares. Only text shows
 them rounded and in other units; JSON has them as they are.
@@ -45,7 +45,7 @@ Figures: TypeAlias = dict[str, tuple[Cell, Unit]]
 
 MOST_ROWS = 5000
 MANY_LAYERS = 12
-"""rows from which on equal layers are one row"""
+"""rows above which equal layers are one row"""
 
 BAR = 10
 """characters in a full bar"""
@@ -66,7 +66,7 @@ class Column:
     name: str
     unit: Unit = "text"
     key: str = ""
-    """its name for scripts, which must not change with the heading; by default that of it"""
+    """its name for scripts, which must not change with the heading; by default made from it"""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.key or key_of(self.name))
@@ -108,7 +108,7 @@ class Report:
     most: int = MOST_ROWS
     """rows that a form for people shows"""
     key: str = ""
-    """its name for scripts, which must not change with the title; by default that of the first"""
+    """its name for scripts, which must not change with the title; by default made from the first"""
 
     def __post_init__(self) -> None:
         self.key = self.key or key_of(self.title)
@@ -123,7 +123,7 @@ class Report:
         return replace(self, columns=columns, rows=rows)
 
     def keys(self) -> list[str]:
-        """The columns' names for scripts. One that comes again gets a number."""
+        """The columns' names for scripts. A repeated one gets a number."""
         keys = [column.key for column in self.columns]
         return [
             f"{key}_{before + 1}" if (before := keys[:i].count(key)) else key
@@ -152,7 +152,7 @@ class Report:
 
 
 def _unit_of(unit: Unit) -> str:
-    """As scripts know it: only a reader cares for bars and decimals."""
+    """As scripts know it: only a reader cares about bars and decimals."""
     return {"share": "fraction", "rate": "per_second"}.get(unit, unit)
 
 
@@ -271,8 +271,8 @@ def arrange(report: Report, sort: str | None = None, top: int | None = None) -> 
 
 
 def condensed(report: Report) -> Report:
-    """The report as forms for people have it: without empty columns, layers that look the same in
-    one row, and of many rows the largest. Notes say what is missing."""
+    """The report as forms for people show it: without empty columns, with layers that look the same
+    in one row, and, if there are many rows, the largest. Notes say what is missing."""
     return _largest(_alike(report.filled()))
 
 

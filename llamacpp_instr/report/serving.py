@@ -1,7 +1,7 @@
 """Serves pages to a browser on this machine.
 
 Invariant: it listens on the loopback interface, and answers only requests whose Host is that, and
-whose Origin, if any, is the same. What shows a log or a model lies under a random name, because
+whose Origin, if any, is the same. Pages that show a log or a model lie under a random name, because
 other users of this machine can reach the port.
 """
 
@@ -85,7 +85,7 @@ class LoopbackServer:
             self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
-        """End `serve`, from another thread or a signal handler; before it has begun, too."""
+        """End `serve`, from another thread or a signal handler; also before it has begun."""
         self._stopped = True
         if self._server is not None:
             self._server.should_exit = True
@@ -109,7 +109,7 @@ def page_routes(package: str) -> list[Route]:
 
 
 class _OwnOnly:
-    """Refuses requests that another page or another name led here, and adds HEADERS."""
+    """Refuses requests from another page or to another name, and adds HEADERS."""
 
     def __init__(self, app: ASGIApp, policy: str) -> None:
         self._app = app

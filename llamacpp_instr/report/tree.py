@@ -98,7 +98,7 @@ def leaves(tree: Tree) -> Report:
 
 
 def _key(tree: Tree) -> str:
-    """The name for scripts; that of another tree than the session's follows from its title."""
+    """The name for scripts; that of any tree but the session's follows from its title."""
     return "tree" if tree.root.name == "session" else ""
 
 

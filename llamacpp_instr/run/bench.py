@@ -1,9 +1,9 @@
-"""What `instr bench` measures: llama-bench's tests with the library of this package, of several
-models, numbers of threads and depths of the context.
+"""What `instr bench` measures: llama-bench's tests with this package's library, for several models,
+numbers of threads and depths of the context.
 
 Invariant: all configurations take turns, so that other load on the machine affects all of them
-alike. Each round of each has a log of its own, which is whole even after Ctrl-C. What warms up, and
-what fills the context before a test, is marked as warm-up and does not count.
+alike. Each round of a configuration has its own log, which is whole even after Ctrl-C. Decodes that
+warm up, or fill the context before a test, are marked as warm-up and do not count.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class BenchOptions:
     """The options of `instr bench`."""
 
     prompts: Sequence[int]
-    """the tokens of each prompt"""
+    """the length of each prompt, in tokens"""
     tokens: Sequence[int]
-    """how many tokens follow each other in each other test"""
+    """the number of tokens that each of the other tests decodes one by one"""
     depths: Sequence[int]
     """tokens in the context before a test"""
     threads: Sequence[int]
@@ -61,11 +61,11 @@ class BenchOptions:
 
     @property
     def tests(self) -> list[tuple[int, int]]:
-        """The tokens of the prompt, and of those that follow each other; one of them is 0."""
+        """The tokens of the prompt, and those decoded one by one; one of the two is 0."""
         return [(n, 0) for n in self.prompts if n] + [(0, n) for n in self.tokens if n]
 
     def check(self, models: Sequence[ModelFile]) -> None:
-        """Raise `UsageError` if there is no test, or one that does not fit one of the models."""
+        """Raise `UsageError` if there is no test, or if one does not fit one of the models."""
         check_rounds(self.rounds)
         if not self.tests:
             raise UsageError("-p 0 and -n 0 leave nothing to measure")
@@ -81,7 +81,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What takes turns with others, with the log of each round."""
+    """One of the settings that take turns, with its log of each round."""
 
     model: str
     """a short name"""
@@ -103,10 +103,10 @@ def run_bench(
     notice: Callable[[str], None],
     on_progress: OnProgress,
 ) -> tuple[Measured, bool]:
-    """Measure all configurations, with logs in `directory`, by default a new one; returns what was
-    measured of each, and whether Ctrl-C ended it. The only model is quantized to `types`, if there
-    are any. `notice` is called with a line before each stage, `on_progress` with the logs that are
-    written, and all.
+    """Measure all configurations, with logs in `directory`, by default a new one; returns the
+    sessions of each, and whether Ctrl-C ended the measurement. With `types`, the only model is
+    quantized to each of them. `notice` is called with a line before each stage, `on_progress` with
+    the number of logs written and the total.
 
     Raises `UsageError` for what cannot be measured, before a log is written; `InstrError` if a
     compute fails.
@@ -145,17 +145,17 @@ def run_bench(
 
 
 def _check_decodes(model: ModelFile) -> None:
-    """Raise `UsageError` for a model that has no tests; in a process that records no session."""
+    """Raise `UsageError` for a model that cannot be tested. Runs where no session is recorded."""
     with dry_context_log(model) as (dry, _), text_context(dry, ContextOptions(ctx=1)):
         if dry.has_encoder:
-            raise UsageError(f"{model.path} has an encoder; instr bench measures decoders alone")
+            raise UsageError(f"{model.path} has an encoder; instr bench measures only decoders")
 
 
 def _configure(
     models: Mapping[str, Path], options: BenchOptions, directory: Path
 ) -> list[Configuration]:
-    """The configurations of models by their short names, the model slowest. Raises `UsageError` for
-    a log that must not be written."""
+    """The configurations of models by their short names; the model varies slowest. Raises
+    `UsageError` for a log that must not be written."""
     threads = options.threads or [default_threads()]
     longest = max(map(max, options.tests))
     found = []
@@ -178,7 +178,7 @@ def _measure(
     notice: Callable[[str], None],
     on_progress: OnProgress,
 ) -> tuple[list[list[Path]], bool]:
-    """The logs that were written of each configuration, and whether Ctrl-C ended it."""
+    """The logs written for each configuration, and whether Ctrl-C ended the measurement."""
     written: list[list[Path]] = [[] for _ in configurations]
 
     def once(i: int, turn: int) -> None:
@@ -225,7 +225,7 @@ def _repeat(
     is_deep = of.depth == 0
     for number, (n_prompt, n_gen) in enumerate(options.tests, 1):
         if not (is_deep and context.keep(of.depth)):
-            context.clear()  # some memories cannot forget the last tokens alone
+            context.clear()  # some memories cannot forget only the last tokens
             with session.mark(WARM_UP):
                 compute(of.depth, n_batch)
             is_deep = True
@@ -236,7 +236,7 @@ def _repeat(
 
 
 def machine_facts() -> dict[str, tuple[str | float, Literal["text", "count", "number", "bytes"]]]:
-    """What a speed depends on and its log does not have, with units, as far as the system tells."""
+    """What a speed depends on but its log lacks, with units, as far as the system reports it."""
     facts: dict[str, tuple[str | float, Literal["text", "count", "number", "bytes"]]] = {
         "usable processors": (usable_cpus(), "count"),
         "usable physical cores": (default_threads(), "count"),

@@ -1,5 +1,5 @@
-"""The models that `instr compare` puts side by side: those that are given, with their sessions; or,
-with --types, a model that is quantized to several file types, with the sessions that each ran.
+"""The models that `instr compare` puts side by side: the given ones with their sessions or, with
+--types, one model quantized to several file types, with the sessions that each ran.
 
 Invariant: every type runs the same prompt with the same settings, and all types take turns, so
 that other load on the machine and differences between processes affect all of them alike.
@@ -96,7 +96,7 @@ def run_trials(
 
 
 def check_rounds(rounds: int) -> None:
-    """Raise `UsageError` for none."""
+    """Raise `UsageError` if there are none."""
     if rounds < 1:
         raise UsageError(f"--rounds is {rounds}; it must be 1 or more")
 
@@ -107,8 +107,8 @@ def take_turns(
     once: Callable[[int, int], object],
     notice: Callable[[str], None],
 ) -> None:
-    """Call `once` with the number of a name and that of the round: in each round for every name.
-    `notice` is called with a line before each round."""
+    """Call `once` with the index of a name and that of the round: in each round, for every name in
+    turn. `notice` is called with a line before each round."""
     for turn in range(rounds):
         notice(f"round {turn + 1} of {rounds}: {', '.join(names)}")
         for i in range(len(names)):
@@ -119,8 +119,8 @@ def models_of_types(
     source: ModelFile, file_types: Sequence[str], directory: Path
 ) -> dict[str, Path]:
     """The models of file types, by their names, as `quantize_models` writes them to `directory`. A
-    single type has the source itself before it. Raises `UsageError` for an unknown type, or one
-    that is named twice."""
+    single type comes after the source itself. Raises `UsageError` for an unknown type, or one that
+    is named twice."""
     file_types = [parse_file_type(name) for name in file_types]
     if len(set(file_types)) < len(file_types):
         raise UsageError(f"--types {','.join(file_types)} names a type twice")
@@ -150,7 +150,7 @@ def trial_directory(keep: str | None) -> AbstractContextManager[Path]:
 
 
 def kept_in(option: str, directory: str | Path) -> Path:
-    """The directory that an option names, which is created unless it is there."""
+    """The directory that an option names, which is created unless it exists."""
     try:
         Path(directory).mkdir(exist_ok=True)
     except OSError as error:
@@ -184,10 +184,10 @@ def candidates_of(
     recorded_by: Sequence[Sequence[Session]],
     logs: Sequence[str],
 ) -> list[Candidate]:
-    """Models by their files or sessions, with their memory: measured, or predicted without a
-    session. `names` are the arguments that name each, `logs` its first log, or its name.
+    """Models, by their files or sessions, with their memory: measured or, without a session,
+    predicted. `names` are the arguments that name each, `logs` its first log, or its name.
 
-    Raises `UsageError` for a session of several models, or of another model than its file.
+    Raises `UsageError` for a session of several models, or of a model other than its file.
     """
     shown = short_names(
         [
@@ -210,7 +210,7 @@ def candidates_of(
             for session in sessions:
                 check_recorded(session, stored_in_file(file))
         else:
-            with suppress(UsageError):  # if it is not there any more, or another one
+            with suppress(UsageError):  # if it no longer exists, or is another model
                 file = recorded_file(sessions[0], model)
         stored, memory = stored_in_log(sessions[0], model, file), recorded_memory(sessions[-1])
         candidates.append(Candidate(name, stored, file, sessions, memory))

@@ -1,5 +1,5 @@
 """What `instr debug` runs: a model or a program, stopped in the terminal, by an editor or in the
-browser; and a changed model again without the changes, to compare both continuations."""
+browser; and, after changes, the model again without them, to compare both continuations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 DEBUG_LOG = Path("debug.log")
 PATIENCE_S = 3.0
-"""a program that goes on after its compute was ended is interrupted then"""
+"""after this time, a program that goes on although its compute was ended is interrupted"""
 
 Compared = tuple[list["Step"], dict[int, str]]
 """both continuations token by token, and the texts of their tokens"""
@@ -114,7 +114,7 @@ def checked_run(
 
 
 def launch(model: str | None, prompt: str | None, arguments: Json, adapter: Adapter) -> Program:
-    """The run that `configured` describes; a comparison is a table for the client."""
+    """The run that `configured` describes; the client gets a comparison as a table."""
     wanted, options = configured(model, prompt, arguments)
 
     def compared(found: Compared) -> None:
@@ -124,7 +124,7 @@ def launch(model: str | None, prompt: str | None, arguments: Json, adapter: Adap
 
 
 def configured(model: str | None, prompt: str | None, arguments: Json) -> tuple[Launch, RunOptions]:
-    """A launch configuration; `model` and `prompt` are those of the command line, for one without.
+    """A launch configuration. `model` and `prompt` are the command line's, for keys that it lacks.
 
     Editors add keys of their own, which are ignored, but a key that looks like one of ours is
     refused. Raises `UsageError` for that, and for what the command line refuses.
@@ -212,7 +212,7 @@ def run_and_compare(
 
 
 def serve_editor(model: str | None, prompt: str | None, port: int | None) -> None:
-    """Do what an editor says, over standard input and output or a port."""
+    """Serve an editor, over standard input and output or over a port."""
 
     def adapter(send: Callable[[Json], None]) -> Adapter:
         return Adapter(send, partial(launch, model, prompt), in_keys)
@@ -284,7 +284,7 @@ def debug_program_on_page(
     show: Callable[[str], None],
 ) -> None:
     """Run a Python program in this thread, and serve its page in another, until the program has
-    ended and the user quits, or Ctrl-C; `show` and errors are as of `debug_model_on_page`."""
+    ended and the user quits, or Ctrl-C; `show` and errors are as for `debug_model_on_page`."""
     command = check_program(command)
     check_log_path(log, force, "--force")
     has_ended = threading.Event()
@@ -294,7 +294,7 @@ def debug_program_on_page(
             os.kill(os.getpid(), signal.SIGINT)
 
     def end_soon() -> None:
-        """Interrupts it unless it ends by itself, because its compute was ended."""
+        """Interrupts the program unless it ends on its own, because its compute was ended."""
         timer = threading.Timer(PATIENCE_S, interrupt)
         timer.daemon = True
         timer.start()
@@ -331,7 +331,7 @@ def debug_program_on_page(
 def _serving(
     make: Callable[..., Program], breakpoints: Sequence[str], port: int, model: str | None = None
 ) -> tuple[SharedRun, DebugServer]:
-    """With a `model`, the page has a tab of its weights."""
+    """With a `model`, the page has a tab with its weights."""
     need("live")
     from llamacpp_instr.base.machine import usable_cpus
     from llamacpp_instr.debugger.page.server import DebugServer, SharedRun
@@ -367,7 +367,7 @@ def check_program(command: Sequence[str]) -> Sequence[str]:
 
 
 def run_program(command: Sequence[str]) -> None:
-    """Run what `check_program` returned to its end. Raises what it raises."""
+    """Run, to its end, what `check_program` returned. Raises what the program raises."""
     before = sys.argv, list(sys.path)
     try:
         if command[0] == "-m":
@@ -403,7 +403,7 @@ class Step(NamedTuple):
     """Kullback-Leibler divergence of the changed run's probabilities from the unchanged ones, in
     nats: sum of p log(p/q)"""
     largest: float | None = None
-    """the largest difference of two logits"""
+    """the largest difference of a logit between the two runs"""
 
 
 def compare(before: Continuation, after: Continuation) -> list[Step]:
@@ -454,6 +454,6 @@ def as_json(steps: Sequence[Step], texts: Mapping[int, str]) -> dict[str, Any]:
 
 def divergence(before: Array, after: Array) -> float:
     """Kullback-Leibler divergence in nats of the probabilities that the logits `after` give from
-    those that `before` give: how surprised one is who expects `after` and sees `before`."""
+    those that `before` give: the surprise of an observer who expects `after` and sees `before`."""
     p, q = log_soft_max(before), log_soft_max(after)
     return max(0.0, float(np.sum(np.exp(p) * np.where(np.isneginf(p), 0.0, p - q))))

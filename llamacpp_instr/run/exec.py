@@ -2,8 +2,8 @@
 
 The command gets the standard streams, signals and environment of this process, with the recorder's
 variables added. Its exit status is passed on. A command whose own Python would load another
-llama_cpp is refused before any of its code runs. A program of llama.cpp's that was built elsewhere
-runs with the recorder's libraries if it is of the same commit, and is refused otherwise.
+llama_cpp is refused before any of its code runs. A llama.cpp program that was built elsewhere runs
+with the recorder's libraries if it is from the same commit, and is refused otherwise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
               signal.SIGUSR2)  # fmt: skip
 
 _LOOK_S = 0.1
-"""how often the program is looked at; while it is young, after each tenth of its age"""
+"""the interval at which the program is looked at; while it is young, a tenth of its age"""
 
 
 def execute(
@@ -50,7 +50,7 @@ def execute(
     keep_args: bool = False,
 ) -> int:
     """Run `command` and wait for it; returns its exit status, or 128 + the signal that ended it.
-    Prints the path of each log that was written meanwhile, with what is missing in it.
+    Prints the path of each log that was written meanwhile, and what is missing from it.
 
     The options are those of `instr exec`. A log that has grown past `rotate` bytes ends, and the
     next step begins another one: `session.log`, `session.part2.log`, … With `force` the recorder
@@ -60,14 +60,14 @@ def execute(
     command's Python would load an unpatched library.
     """
     if log == "-":
-        raise UsageError("standard output is the command's; give --log the name of a file")
+        raise UsageError("standard output belongs to the command; name a file with --log")
     program = _find(command)
     expression = _expression(stats)
     check_library(program, command[1:])
     libraries = patched_libraries(program)
     target = log_target(command, log)
     if "%p" in str(target.parent):
-        raise UsageError(f"{target.parent}: the log's directory cannot hold %p, only its name can")
+        raise UsageError(f"{target.parent}: only the log's name can contain %p, not its directory")
     check_log_path(target, force, "--force")
     old_parts = later_parts(target) if rotate and "%p" not in target.name else []
     if old_parts and not force:
@@ -100,7 +100,7 @@ def execute(
     elif not written:
         notice(
             "no log was written: no process of the command loaded a model with the llama_cpp of "
-            "`instr build`, or it records itself, or no log could be created"
+            "`instr build`, or it does its own recording, or no log could be created"
         )
     ended = os.WIFEXITED(status)
     return os.waitstatus_to_exitcode(status) if ended else 128 + os.WTERMSIG(status)
@@ -217,9 +217,9 @@ def check_library(program: str, arguments: Sequence[str]) -> None:
 
 
 def patched_libraries(program: str) -> dict[str, str]:
-    """The variable with which a program of llama.cpp's that was built elsewhere loads the patched
+    """The variable with which a llama.cpp program that was built elsewhere loads the patched
     libraries, which have the same sonames; empty for any other program. Raises `NativeError` if the
-    program is of another commit."""
+    program is from another commit."""
     linked = linked_library(program, "libllama")
     if linked is None or is_instrumented(linked):
         return {}
@@ -236,7 +236,7 @@ def patched_libraries(program: str) -> dict[str, str]:
     commit = found[1] if found else "unknown"
     if not pinned.startswith(commit):
         raise NativeError(
-            f"{program} is of another llama.cpp (commit {commit}) than the recorder "
+            f"{program} is from another llama.cpp (commit {commit}) than the recorder "
             f"({pinned[:12]}); `instr build --programs` builds llama.cpp's programs with it"
         )
     notice(f"{program} runs with the libraries in {folder}")
@@ -244,7 +244,7 @@ def patched_libraries(program: str) -> dict[str, str]:
 
 
 def is_instrumented(library: Path) -> bool:
-    """Whether a libllama is the patched one, or has gone."""
+    """Whether a libllama is the patched one, or no longer exists."""
     return not library.is_file() or b"llama_instr_abi" in library.read_bytes()
 
 

@@ -1,9 +1,9 @@
-"""Computes an importance matrix: of every input of a product with a weight, the sum of its square,
-by channel and by expert.
+"""Computes an importance matrix: for every product with a weight, the sums of the squares of its
+inputs, by channel and by expert.
 
-A follower of the debugger reads the inputs when llama.cpp has computed the product. Invariant: the
+A follower of the debugger reads the inputs once llama.cpp has computed the product. Invariant: the
 products that count, the tokens and their chunks are those of llama-imatrix
-(tools/imatrix/imatrix.cpp). It adds in float32, this in float64.
+(tools/imatrix/imatrix.cpp). That adds in float32, this module in float64.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from llamacpp_instr.model.types import TYPES
 from llamacpp_instr.recording.memory.plan import check_memory
 
 _FEW_ROWS = 16
-"""a product of fewer rows is left out, as llama-imatrix does"""
+"""a product with fewer rows is left out, as in llama-imatrix"""
 
 
 class Collector:
@@ -47,7 +47,7 @@ class Collector:
         """by weight"""
 
     def wants(self, graph: LiveGraph, _ubatch: Ubatch) -> Collection[int]:
-        """The products with a weight of a layer, and all with experts."""
+        """The products with a layer's weight, and all products with experts."""
         return [node.index for node in graph.nodes if _counts(node)]
 
     def passed(self, stop: Stop) -> None:
@@ -72,7 +72,7 @@ class Collector:
 
 
 def _counts(node: Node) -> bool:
-    """Whether llama-imatrix reads it, too."""
+    """Whether llama-imatrix also reads it."""
     if node.op != "MUL_MAT":
         return node.op == "MUL_MAT_ID"
     given = tensor_at(node.sources[1].address)
@@ -86,7 +86,7 @@ def _all_of(address: int) -> Array:
 
 
 def _by_matrix(given: Array, n2: int, n3: int) -> Sums:
-    """Of the input of a product with `n2` times `n3` matrices, which llama.cpp repeats."""
+    """For the input of a product with `n2` times `n3` matrices, which llama.cpp repeats."""
     m3, m2, rows, width = given.shape
     squares = np.einsum("abij,abij->abj", given, given, dtype=np.float64)
     of_matrix = squares.reshape(m3 // n3, n3, m2 // n2, n2, width).sum(axis=(0, 2))
@@ -94,8 +94,8 @@ def _by_matrix(given: Array, n2: int, n3: int) -> Sums:
 
 
 def _by_expert(given: Array, ids: Array, n_experts: int) -> Sums:
-    """Of (tokens, inputs, width) values, for (tokens, experts used) numbers of experts: each has an
-    input of its own, or all have the same."""
+    """For (tokens, inputs, width) values and (tokens, experts used) numbers of experts: each expert
+    has its own input, or all share one."""
     squares = np.zeros((n_experts, given.shape[2]))
     for expert in np.unique(ids):
         tokens, places = np.nonzero(ids == expert)
@@ -107,9 +107,9 @@ def _by_expert(given: Array, ids: Array, n_experts: int) -> Sums:
 def compute_imatrix(
     file: ModelFile, text: str, options: OutputOptions, on_progress: OnProgress
 ) -> Computed:
-    """The sums of the weights of `file` on the chunks of `text`. `on_progress` gets tokens computed
-    and in total. Raises `UsageError` for a model or a text that cannot be used, `InstrError` if the
-    model fails."""
+    """The sums for the weights of `file` on the chunks of `text`. `on_progress` gets the tokens
+    computed and their total. Raises `UsageError` for a model or a text that cannot be used,
+    `InstrError` if the model fails."""
     check_comparison([file], options)
     if options.ctx is not None and options.ctx < _FEW_ROWS:
         raise UsageError(f"--ctx is {options.ctx}; it must be at least {_FEW_ROWS}")
@@ -125,7 +125,9 @@ def compute_imatrix(
         stack.enter_context(last_words(lambda: (str(file.path), 1)))
         model = stack.enter_context(LoadedModel(file.path, log))
         if model.has_encoder:
-            raise UsageError(f"{file.path} is of T5's kind; only models of one part are computed")
+            raise UsageError(
+                f"{file.path} is like T5; models with a separate encoder are not supported"
+            )
         chunks = cut_chunks(model, tokens, ctx, options.chunks)
         folder = stack.enter_context(temporary_directory("instr-imatrix-"))
         debugging = stack.enter_context(debug(folder / "session.log", "minimal"))
@@ -141,7 +143,7 @@ def compute_imatrix(
         for i, chunk in enumerate(chunks):
             context.clear()
             done = i * ctx
-            # parts of about one length, so that none has too few rows
+            # parts of about equal length, so that none has too few rows
             for part in np.array_split(chunk, n_parts):
                 # all logits: without them the last layer computes the last token only
                 context.decode(part.tolist(), all_logits=True)

@@ -1,4 +1,4 @@
-"""The memory of a model, as llama.cpp predicts it, and of a session, beside what is predicted for
+"""The memory of a model as llama.cpp predicts it, and that of a session next to the prediction for
 its settings."""
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def memory_of_model(
     placement: Placement = ANYWHERE,
 ) -> Found:
     """The memory of a context with these options, which has to fit into `room` bytes, by default
-    those of the machine, and into the devices. A note says why it cannot be predicted. Raises
-    UsageError for wrong options, devices that are not there, and a file that is no model."""
+    those of the machine, and into the devices. If it cannot be predicted, a note says why. Raises
+    UsageError for wrong options, devices that do not exist, and a file that is not a model."""
     options.check()
     model = load_model_file(name)
     try:
@@ -74,7 +74,7 @@ def memory_of_session(session: Session) -> list[Found]:
 
 
 def _predicted(context: ContextMemory, file: ModelFile | None, why_not: str) -> ContextMemory:
-    """`context` with the prediction for the measured settings, or with the reason for its lack."""
+    """`context` with the prediction for the measured settings, or with why there is none."""
     if file is None or context.measured is None:
         return replace(context, notes=[*context.notes, why_not])
     try:

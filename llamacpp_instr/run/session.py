@@ -55,7 +55,7 @@ class RunOptions:
     stats: str | None = None
     stop_on_nan: bool = False
     capture: str | None = None
-    """nodes whose values go to the directory `output`: what the `debugger` of `run` does"""
+    """nodes whose values go to the directory `output`; the `debugger` of `run` writes them"""
     output: Path | None = None
     sampling: Sampling = field(default_factory=Sampling)
     context: ContextOptions = field(default_factory=ContextOptions)
@@ -85,7 +85,7 @@ class RunOptions:
                 "no prompt is given; use --prompt TEXT or --prompt-file FILE; - is standard input"
             )
         if len(self.prompts) > 1 and not self.embed:
-            raise UsageError("several prompts can be given with --embed only")
+            raise UsageError("several prompts can be given only with --embed")
         if self.chat and self.embed:
             raise UsageError("--chat and --embed exclude each other")
         if self.stop_on_nan and not self.stats:
@@ -146,8 +146,8 @@ def record_model(
     interrupt: Interrupt,
     debugger: Debugger | None = None,
 ) -> Path:
-    """Load the model at `path` in a session and do `work` with both; returns the log's path. Of
-    `options` it takes what concerns the model and the log. Raises like `run`."""
+    """Load the model at `path` in a session and do `work` with both; returns the log's path. Only
+    those `options` count that concern the model and the log. Raises like `run`."""
     log = options.log or default_log(options.force)
     options = replace(options, log=log)
     with _destination(log) as target, interrupt.watching(), captured(interrupt) as llama_log:
@@ -290,13 +290,13 @@ class _Run:
 
 @contextmanager
 def text_context(model: LoadedModel, options: ContextOptions) -> Iterator[ModelContext]:
-    """A context of a model that generates text. Raises `UsageError` for another one."""
+    """A context of a model that generates text. Raises `UsageError` for any other model."""
     if model.is_diffusion:
         raise UsageError(
             f"{model.path} is a diffusion model: it does not generate text from left to right, "
             "as this command does; `instr run --embed` runs a prompt through it"
         )
-    encoder = f"{model.path} is an encoder without text; use `instr run --embed`"
+    encoder = f"{model.path} is an encoder and generates no text; use `instr run --embed`"
     if not model.has_decoder:
         raise UsageError(encoder)
     with ModelContext(model, options) as context:
@@ -307,7 +307,7 @@ def text_context(model: LoadedModel, options: ContextOptions) -> Iterator[ModelC
 
 @contextmanager
 def _text_written(model: LoadedModel, out: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """Writes tokens as text as soon as their characters are complete; the block's end ends it."""
+    """Writes tokens as text as soon as their characters are complete; the block's end, the rest."""
     # bytes that cannot become a character are replaced
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 

@@ -105,8 +105,8 @@ def test_gaps_are_told_if_there_are_several(n: int) -> None:
                        for of, share in points}  # fmt: skip
     if n == 101:
         assert report.notes[0].startswith(
-            "From one step to the next passed 50.0 µs (median), 90.0 µs (p90), 99.0 µs (p99), at"
-            " most 100 µs:"
+            "Between two steps, 50.0 µs (median), 90.0 µs (p90), 99.0 µs (p99) and at most 100 µs"
+            " passed:"
         )
 
 

@@ -150,7 +150,7 @@ def test_a_log_of_another_model_is_refused(tmp_path: Path) -> None:
         (model_of("other", (QUERY, "F16", (4, 8), 65)), "F16"),
         (model_of("other", (NORM, "F16", (4, 8), 64)), "missing"),
     ):
-        words = f"recorded another model than other: {QUERY} is F16 in the log, {has} in the file"
+        words = f"recorded a model other than other: {QUERY} is F16 in the log, {has} in the file"
         with pytest.raises(UsageError, match=words):
             check_recorded(session, other)
     assert recorded_model(session) is session.models[0]

@@ -81,7 +81,7 @@ def test_the_older_format_has_no_counts(instr: Instr, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "words.txt" in done.stdout
     assert "The older format does not say which experts were reached." in done.stdout
-    assert "No channel is one." in done.stdout
+    assert "No channel is an outlier." in done.stdout
     path.write_bytes(b"something else")
     done = instr("inspect", path)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)

@@ -222,7 +222,7 @@ def test_every_difference_has_a_reason() -> None:
     first = "Predicted for the settings of the log."
     assert explain_difference(ContextMemory(WHOLE)) == []
     assert explain_difference(ContextMemory(WHOLE, WHOLE)) == [
-        f"{first} The measurement is equal to the byte."
+        f"{first} The measurement matches to the byte."
     ]
     said, weights = explain_difference(ContextMemory(WHOLE, changed(0, 6 * MIB)))
     assert (said, weights.partition(";")[0]) == (first, "The weights were in the same buffers")
@@ -241,7 +241,7 @@ def test_every_difference_has_a_reason() -> None:
         ContextMemory(WHOLE, replace(changed(0, 4 * MIB), placements=there))
     )
     assert moved.startswith(
-        "In other buffers than this library would use: 1 tensor, first b (CPU_REPACK, not"
+        "In buffers other than this library would use: 1 tensor, first b (CPU_REPACK, not"
         " CPU_Mapped)."
     )
 

@@ -226,7 +226,7 @@ def test_sizes_of_files_that_were_written_or_would_be(files: list[ModelFile]) ->
         ["b.gguf", "Q4_K_M", 96 + padded, 8 * mixed / (3 * 1024), mixed / (3 * 1088), 2,
          "imatrix"],
     ]  # fmt: skip
-    assert sizes.notes == ["Errors of 3 tensors add up: quantized before."]
+    assert sizes.notes == ["Quantized before: 3 tensors, whose errors add up."]
     assert [figure[0] for figure in sizes.figures.values()] == [1088, 3]
     assert fell.rows == [["Q4_K_M", "Q4_K", "Q5_0", 2, "256", "t"]]
     would, again = quantization_reports(plans(files), paths, written=False)

@@ -196,7 +196,7 @@ def test_a_model_that_llama_cpp_cannot_load_has_sizes_all_the_same(tmp_path: Pat
         ((str(ROOT),), (str(ROOT), "directory")),
         ((str(FIXTURE), "--ctx", "512"), ("a log has its own settings",)),
         (("demo", "--ctx", "0"), ("--ctx is 0",)),
-        (("demo", "--cache-type-k", "q9"), ("--cache-type-k 'q9' is none of",)),
+        (("demo", "--cache-type-k", "q9"), ("--cache-type-k 'q9' is not one of",)),
         (("demo", "-o", "nowhere/a.html"), ("nowhere",)),
     ],
 )

@@ -72,7 +72,7 @@ def test_what_was_measured_is_what_was_predicted(log: Path) -> None:
     )
     assert [row["difference"] for row in memory["rows"]] == [0] * len(memory["rows"])
     notes = " ".join(memory["notes"])
-    assert "measurement is equal to the byte" in notes
+    assert "measurement matches to the byte" in notes
     assert "For 512 tokens" in notes, "the log's, in whole blocks of 256"
     assert "q8_0 keys and f16 values" in notes
 
@@ -109,7 +109,7 @@ def test_another_model_in_its_place_is_not_predicted(log: Path, tmp_path: Path) 
 
 def test_the_model_is_found_beside_the_log(log: Path) -> None:
     moved = with_path(log, "/gone/tiny.gguf")
-    assert "measurement is equal to the byte" in " ".join(memory_of(reported(moved))["notes"])
+    assert "measurement matches to the byte" in " ".join(memory_of(reported(moved))["notes"])
 
 
 def test_a_whole_cache_for_sliding_windows_is_recognized(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_whole_cache_for_sliding_windows_is_recognized(tmp_path: Path) -> None
             params.n_ctx = 4096
             model.api.llama_free(model.api.llama_init_from_model(model.handle, params))
     memory = memory_of(reported(tmp_path / "a.log"))
-    assert "measurement is equal to the byte" in " ".join(memory["notes"])
+    assert "measurement matches to the byte" in " ".join(memory["notes"])
     small = memory_of(reported(path, "--ctx", 4096))
     assert small["rows"][-1]["predicted"] < memory["rows"][-1]["measured"]
 
@@ -135,7 +135,7 @@ def test_weights_in_other_buffers_are_named(log: Path) -> None:
 
     memory = memory_of(reported(edited(log, elsewhere)))
     notes = " ".join(memory["notes"])
-    assert "In other buffers than this library would use: " in notes
+    assert "In buffers other than this library would use: " in notes
     assert "blk.0." in notes
     assert {row["buffer"] for row in memory["rows"]} >= {"AMX", "CPU_REPACK"}
 
@@ -151,7 +151,7 @@ def test_a_compute_buffer_that_grew_is_explained(log: Path) -> None:
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     notes = " ".join(memory_of(reported(path))["notes"])
     assert "grew from" in notes
-    assert "measurement is equal to the byte" not in notes
+    assert "measurement matches to the byte" not in notes
 
 
 def test_contexts_that_are_alike_are_one_section(tmp_path: Path) -> None:

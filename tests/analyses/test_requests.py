@@ -217,7 +217,7 @@ def test_the_tables_are_what_the_lines_of_the_log_say(seed: int, tmp_path: Path)
     notes = " ".join(latencies.notes)
     assert f"At most {most} at once, {mean:.3g} on average." in notes
     unknown = sum(of["queued"] is None for of in wanted)
-    assert f"The arrival of {unknown} is not in the log" in notes
+    assert f"The log lacks the arrival of {unknown} request" in notes
 
 
 def test_a_reused_prompt_is_counted(tmp_path: Path) -> None:

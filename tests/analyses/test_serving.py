@@ -141,7 +141,7 @@ def test_a_request_that_left_the_queue_has_no_sequence(tmp_path: Path) -> None:
     assert [request.total for request in left_requests(session)] == [70]
     assert len(find_requests(session)[1]) == 2
     (latencies, *_) = compute_requests(session)
-    assert "1 request more left the queue before a slot took it, after 70.0 ns (median)." in (
+    assert "1 more request left the queue before a slot took it, after 70.0 ns (median)." in (
         latencies.notes
     )
 

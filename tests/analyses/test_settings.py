@@ -92,12 +92,12 @@ def test_a_side_is_named_whose_own_logs_differ(tmp_path: Path) -> None:
     c = session(tmp_path / "c.log", other_cpu)
     assert unlike_notes([("A", [a]), ("B", []), ("C", [a, a])]) == []
     assert unlike_notes([("A", [b, b]), ("B", [a, b, b])]) == [
-        "B: its logs were recorded differently: threads.",
+        "B: its logs differ in their settings: threads.",
     ]
     assert unlike_notes([("B", [a, b, c])]) == [
-        "B: its logs were recorded differently: threads, CPU.",
+        "B: its logs differ in their settings: threads, CPU.",
     ]
-    assert unlike_notes([("B", [a, c, a])]) == ["B: its logs were recorded differently: CPU."]
+    assert unlike_notes([("B", [a, c, a])]) == ["B: its logs differ in their settings: CPU."]
 
 
 @pytest.mark.parametrize(

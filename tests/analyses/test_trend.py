@@ -266,7 +266,7 @@ def test_logs_of_a_group_that_were_recorded_differently_are_named(tmp_path):
                 event.n_threads += side == 1
         sides.append([session_of(tmp_path / f"{side}-{i}.log", of) for i, of in enumerate(events)])
     for found in (compute_trend(sides), compute_diff(sides[0], sides[1])):
-        assert "B: its logs were recorded differently: threads." in found.reports[0].notes
+        assert "B: its logs differ in their settings: threads." in found.reports[0].notes
         assert not any("Recorded alike" in note for note in found.reports[0].notes)
 
 

@@ -99,7 +99,7 @@ def test_a_batch_is_paired_until_one_of_its_requests_parts(tmp_path: Path) -> No
     found = same_tokens(a, b)
     assert found.pairs == {0: 0, 1: 1}
     assert list(found.tokens) == [0, 1]
-    said = "From position 4 on the tokens differ: A has “d”, B “x”."
+    said = "From position 4 on, the tokens differ: A has “d”, B “x”."
     assert found.parted == [f"Request 2: {said}"]
 
 

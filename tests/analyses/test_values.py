@@ -146,7 +146,7 @@ def test_two_sessions_are_compared_as_long_as_their_tokens_are_the_same(
     assert [row[:2] for row in by_token.rows] == [
         list(p) for p in zip(positions, labels, strict=True)
     ]
-    parted = f"From position {40 + change} on the tokens differ: A has “{change}”, B “{change}”."
+    parted = f"From position {40 + change} on, the tokens differ: A has “{change}”, B “{change}”."
     assert (parted in by_tensor.notes) == (change >= 0)
     assert f"{n} computes of the same tokens: A has 5 in all, B 5." in by_tensor.notes
 

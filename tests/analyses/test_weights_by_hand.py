@@ -94,7 +94,7 @@ def test_outliers_of_all_tensors_are_in_order(weight: Weight) -> None:
     ]  # fmt: skip
     assert report.figures == {"outlier rows": (2, "count"), "outlier columns": (4, "count")}
     assert len(report.notes) == 1
-    assert weight_reports([stats(weight)], "m")[2].notes[1:] == ["No channel is one."]
+    assert weight_reports([stats(weight)], "m")[2].notes[1:] == ["No channel is an outlier."]
 
 
 @pytest.mark.parametrize("most", [2, 3, 4])
@@ -105,7 +105,7 @@ def test_outliers_that_are_not_listed_are_counted(
     of = stats(weight, rows=channels(5.0, 4.0, n=30), columns=channels(3.0, n=4))
     report = weight_reports([of], "m")[2]
     assert len(report.rows) == min(most, 3)
-    said = ["The 2 with the largest norms in medians, of 34."] if most < 3 else []
+    said = ["The 2 furthest above their median, of 34."] if most < 3 else []
     assert report.notes[1:] == said
 
 

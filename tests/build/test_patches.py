@@ -267,7 +267,7 @@ def no_tree(world: World) -> None:
         (another_pin, rf"made from llama-cpp-python 0.3.36 with .* pins 0.3.36 with {'ab' * 32}"),
         (history_of_its_own, r"HEAD does not come after the tag pristine"),
         (replaced_link, r"an editor replaced the link; run: mv "),
-        (no_tree, r"no tree of `python -m tools.patches edit`"),
+        (no_tree, r"not a tree of `python -m tools.patches edit`"),
     ],
 )
 def test_export_refuses_in_one_line_and_writes_nothing(

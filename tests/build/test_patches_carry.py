@@ -104,7 +104,7 @@ def test_a_file_of_ours_that_upstream_has_too_is_refused(world: World, tmp_path:
 
 def test_an_sdist_that_does_not_tell_its_llama_cpp_is_refused(world: World, tmp_path: Path) -> None:
     newer = release(tmp_path / "newer", {".git/modules/vendor/llama.cpp/HEAD": "main\n"})
-    with pytest.raises(BuildError, match=r"does not tell which llama\.cpp it vendors"):
+    with pytest.raises(BuildError, match=r"does not say which llama\.cpp it vendors"):
         carry(world, newer)
 
 
@@ -228,7 +228,7 @@ def test_a_conflict_in_a_fork_is_left_for_its_owner(world: World, tmp_path: Path
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda at: (at / "src/llama-context.cpp").unlink(), "no git checkout of llama.cpp"),
+        (lambda at: (at / "src/llama-context.cpp").unlink(), "not a git checkout of llama.cpp"),
         (lambda at: (at / "src/llama.c").write_text("new"), "it has changes"),
         (lambda at: git(at, "branch", editing.BRANCH), "it has the branch"),
     ],

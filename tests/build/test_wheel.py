@@ -211,7 +211,7 @@ def test_a_probe_says_first_what_it_leaves_out_without_an_extra(run: Run) -> Non
     done = run("-m", "llamacpp_instr", "probe", "-o", "machine.json")
     assert (done.returncode, done.stdout) == (2, "")
     missing, library = done.stderr.splitlines()
-    assert missing.startswith("scipy is not installed, so the costs of kernels are not measured")
+    assert missing.startswith("scipy is not installed, so the costs of kernels, which instr")
     assert missing.endswith(how_to_install("predict"))
     assert "run `instr build`" in library
 

@@ -128,7 +128,7 @@ def test_help_is_quick() -> None:
     ("args", "line"),
     [
         (["buidl"], r"no command 'buidl' \(did you mean 'build'\?\); see instr --help"),
-        (["zzz"], r"no command 'zzz' \(there are build, .*\); see instr --help"),
+        (["zzz"], r"no command 'zzz' \(choose from build, .*\); see instr --help"),
         # click's own words differ between its versions
         (["--foo"], r"No such option:? '?--foo'?; see instr --help"),
         (["build", "--foo"], r"No such option:? '?--foo'?; see instr build --help"),
@@ -284,7 +284,7 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(monkeypatch: pytest.MonkeyP
     result = instr("attempt")
     assert result.exit_code == 1
     assert re.fullmatch(
-        r"Error: a defect of instr: ZeroDivisionError: a bug of ours \(test_cli\.py:\d+\); please "
+        r"Error: a bug in instr: ZeroDivisionError: a bug of ours \(test_cli\.py:\d+\); please "
         r"report it with the traceback that LLAMACPP_INSTR_TRACEBACK=1 shows\n",
         result.stderr,
     )

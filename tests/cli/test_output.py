@@ -57,7 +57,7 @@ def test_of_two_that_write_one_file_at_once_the_first_is_kept(tmp_path: Path) ->
             slow.write(b"slow")
             fast.write(b"fast")
 
-    with pytest.raises(UsageError, match=r"out\.bin exists by now; use --force"):
+    with pytest.raises(UsageError, match=r"out\.bin exists now; use --force"):
         write_both(force=False)
     assert path.read_bytes() == b"fast"
     write_both(force=True)
@@ -74,7 +74,7 @@ def test_of_two_that_write_one_directory_at_once_the_first_is_kept(tmp_path: Pat
             with open_output_directory(path, ("slow.csv", "fast.csv"), force) as fast:
                 (fast / "fast.csv").touch()
 
-    with pytest.raises(UsageError, match="tables exists by now; use --force"):
+    with pytest.raises(UsageError, match="tables exists now; use --force"):
         write_both(force=False)
     assert [entry.name for entry in path.iterdir()] == ["fast.csv"]
     write_both(force=True)

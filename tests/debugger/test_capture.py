@@ -192,7 +192,7 @@ def test_an_older_capture_is_replaced_with_force_only(instr: Instr, tmp_path: Pa
     ("arguments", "reason"),
     [
         (["--capture", "l_oout-*", "-o", "act"], "the nearest are l_out-"),
-        (["--capture", "kq-0", "-o", "act", "--flash-attn", "off"], "no row for each token"),
+        (["--capture", "kq-0", "-o", "act", "--flash-attn", "off"], "have a row for each token"),
         (["--capture", "l_out-0"], "--capture PATTERN and --output DIR need each other"),
         (["-o", "act"], "--capture PATTERN and --output DIR need each other"),
         (["--capture", "l_out-0", "-o", "act", "--stats", "x"], "exclude each other"),

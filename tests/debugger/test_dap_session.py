@@ -279,7 +279,7 @@ def test_the_expression_of_a_variable_gives_the_variable(client: MicrosoftClient
     assert "Kcur-1[4]" in names, "an element of the result"
     assert "Kcur-1" not in names, "the source has the name of the result"
     for wrong in ("Kcur-1[5]", "Kcur-1[0][0][0][0][0]"):
-        with pytest.raises(Refused, match="is not in it: Kcur-1 is F32"):
+        with pytest.raises(Refused, match="does not exist: Kcur-1 is F32"):
             client.request("evaluate", expression=wrong)
 
 

@@ -118,13 +118,13 @@ def test_requests_out_of_place_are_refused_and_the_session_goes_on(tmp_path: Pat
             client.request("frobnicate")
         launch(client, stopOnEntry=True)
         for command, arguments, why in (
-            ("variables", {"variablesReference": 99999}, "not those of this stop"),
+            ("variables", {"variablesReference": 99999}, "not belong to this stop"),
             ("scopes", {"frameId": 9}, "no frame 9"),
             ("source", {"sourceReference": 9}, "does not exist"),
-            ("next", {"granularity": "page"}, "'page' is none of"),
+            ("next", {"granularity": "page"}, "'page' is not one of"),
             ("setExceptionBreakpoints", {"filters": ["all"]}, "no exception filter 'all'"),
             ("evaluate", {"expression": "__import__('os')"}, "no tensor"),
-            ("launch", {"prompt": "a"}, "runs already"),
+            ("launch", {"prompt": "a"}, "is already running"),
         ):
             with pytest.raises(Refused, match=why):
                 client.request(command, **arguments)

@@ -111,7 +111,7 @@ def test_steps_and_tokens_restrict_it_to_some_computes() -> None:
         ("", "needs a pattern"),
         ("block=brain", "block is one of embedding, attention"),
         ("layer=x", "layer is a number or a range like 3-5"),
-        ("colour=red", "'colour' is none of op, block, layer, step, token, hits"),
+        ("colour=red", "'colour' is not one of op, block, layer, step, token, hits"),
         ("'a", "No closing quotation"),
     ],
 )

@@ -162,7 +162,7 @@ def test_one_process_writes_and_removes_what_a_killed_one_left(dataset: Path) ->
 def test_a_damaged_file_is_named(dataset: Path) -> None:
     put(dataset, PLACE, 1)
     PLACE.path(dataset, "logs").write_text("no parquet")
-    with pytest.raises(InstrError, match="damaged, or not of instr collect; remove it and collect"):
+    with pytest.raises(InstrError, match="damaged, or not from instr collect; remove it and"):
         known_logs(dataset)
 
 

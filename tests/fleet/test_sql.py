@@ -231,7 +231,7 @@ def test_one_bad_file_is_one_line(content: bytes | str, tmp_path: Path) -> None:
         pq.write_table(pa.table({"other": [1] if content == "columns" else []}), bad)
     done = instr_here("collect", tmp_path / "1.log", "-o", dataset)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert f"{bad}: damaged, or not of instr collect" in done.stderr
+    assert f"{bad}: damaged, or not from instr collect" in done.stderr
     asked = instr_here("sql", dataset, "select log, source from logs")
     assert_refused(asked, "")
 

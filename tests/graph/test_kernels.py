@@ -60,9 +60,9 @@ def test_a_column_of_another_length_is_named_and_its_sources_are_not_followed() 
         ([], None),
         ([(0, 3)], None),
         ([(0, 1), (1, 1), (1, 3)], None),
-        ([(0, 1), (2, 3)], "split 1 is 2..3, the one before it ends at 1"),
-        ([(1, 3)], "split 0 is 1..3, the one before it ends at 0"),
-        ([(0, 4), (4, 3)], "split 1 is 4..3, the one before it ends at 4"),
+        ([(0, 1), (2, 3)], "split 1 is 2..3, the previous one ends at 1"),
+        ([(1, 3)], "split 0 is 1..3, the previous one ends at 0"),
+        ([(0, 4), (4, 3)], "split 1 is 4..3, the previous one ends at 4"),
         ([(0, 2)], "the splits end at node 2, the graph at 3"),
     ],
 )

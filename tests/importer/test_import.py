@@ -123,7 +123,7 @@ WRONG: list[tuple[str, Callable[[Path], None], str]] = [
     ("hugging_face", without_index_and_shard, f"is missing: {SHARDS[0]}"),
     ("hugging_face", cut, f"{SHARDS[1]} is damaged"),
     ("hugging_face", write(SHARDS[0], "no safetensors"), f"{SHARDS[0]} is damaged"),
-    ("hugging_face", lacking_tensor, f"{SHARDS[0]} lacks tensors that the index has there: b"),
+    ("hugging_face", lacking_tensor, f"{SHARDS[0]} lacks tensors that the index lists: b"),
     ("hugging_face", write(INDEX, "{"), f"{INDEX} is damaged"),
     ("hugging_face", write(INDEX, "[" * 50_000), f"{INDEX} is damaged"),
     ("hugging_face", write(INDEX, "{}"), "it has no weight_map"),

@@ -50,7 +50,7 @@ def test_the_screen_is_full_and_no_line_is_too_long(
 def test_before_the_first_event_there_is_a_screen() -> None:
     lines = draw(frame_of(late=True), 80, 24, None, paused=False)
     assert len(lines) == 24
-    assert lines[0].plain == "instr live  reading what is there … · 0:00:00 · 0 steps · 0 tokens"
+    assert lines[0].plain == "instr live  catching up with the log … · 0:00:00 · 0 steps · 0 tokens"
     assert lines[1].plain.split() == ["tokens/s", "0", "▁" * 10, "prompt", "tok/s", "0", "▁" * 10]
 
 
@@ -111,7 +111,7 @@ def test_the_heading_names_the_latest_model_and_how_far_it_is() -> None:
     assert line.plain == f"demo Q4_K  PAUSED · recording · {done}"
     for over, why in (
         ("closed", "the session has ended"),
-        ("not closed", "the program ended and did not close the log"),
+        ("not closed", "the program ended without closing the log"),
         ("line 9 is no JSON", "reading stopped: line 9 is no JSON"),
     ):
         (line, *_) = draw({**frame, "over": over, "late": True}, 160, 24, None, False)

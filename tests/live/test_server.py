@@ -158,7 +158,7 @@ def test_a_step_is_served_or_named(served: Served) -> None:
     assert json.loads(answer.read())["step"] == steps[-1]
     answer = served.get(f"{served.name}step/99999999")
     assert answer.status == 404
-    assert answer.read() == b"step 99999999 is not kept any more"
+    assert answer.read() == b"step 99999999 is no longer kept"
 
 
 def test_a_range_is_shown_sent_or_named(served: Served) -> None:

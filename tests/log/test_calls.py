@@ -70,7 +70,7 @@ def test_the_parts_of_a_session_have_all_commands(tmp_path: Path) -> None:
     [
         (RPC, {"connection": 3}, "rpc: connection 3 was never given"),
         (RPC, {"queue": None}, "rpc: column `queue` is missing"),
-        (RPC, {"work": [1] * 5}, "rpc: column `work` is not of a client"),
+        (RPC, {"work": [1] * 5}, "rpc: column `work` does not belong to a client"),
         (RPC, {"wait": [1]}, "rpc: column `wait` has 1 entries, `command` has 5"),
         (RPC, {"gap": [7, 0, 0, 0, 0]}, "rpc: `gap[0]` is 7: the first interval begins at `t`"),
         (RPC, {"command": [14, 15, 1, 10, 18]}, "rpc: Expected `int` <= 17 - at `command[4]`"),
@@ -128,12 +128,12 @@ def test_nothing_of_a_merged_log_runs_backwards(path: Path) -> None:
     assert found() == []
     assert found(arrive=[-10_010, 0, 0, 0, None]) == []
     assert found(arrive=[-10_011, 0, 0, 0, None]) == [
-        "rpc: a request is there 10001 ns before it was sent"
+        "rpc: a request arrives 10001 ns before it was sent"
     ]
     late = 187_000 + 10_000 - 110
     assert found(arrive=[0, late, 0, 0, None]) == []
     assert found(arrive=[0, late + 1, 0, 0, None]) == [
-        "rpc: a reply is there 10001 ns before it was sent"
+        "rpc: a reply arrives 10001 ns before it was sent"
     ]
     calls = load_session(path).calls
     assert calls["received"].tolist()[3:] == [T + 2_992_000 + 10, -1]

@@ -257,7 +257,7 @@ def test_a_kernel_of_a_node_that_does_not_run_is_named(path: Path) -> None:
     node = plan.node[1]
     runs = [0 if i == node else n for i, n in enumerate(graph.whole.exec)]
     events[at] = replace(graph, nodes=replace(graph.whole, exec=runs), n_exec=sum(runs), splits=[])
-    said = f"plan: node {node} has a kernel, by its graph none runs for it"
+    said = f"plan: node {node} has a kernel, but in its graph none runs for it"
     assert said in messages(path, events)
 
 

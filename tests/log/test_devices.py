@@ -107,7 +107,7 @@ def test_a_line_has_the_nodes_of_its_split_once(path: Path) -> None:
     durations = {"dur": [900, 1, 1, 1]}
     layers = place(s.Layers)
     twice = found(path, {place(s.Plan): plan, of_thread: durations, layers: None})
-    assert twice == ["ops: thread 0 has kernels of split 1 of compute 0, too"]
+    assert twice == ["ops: thread 0 also has kernels of split 1 of compute 0"]
 
 
 def test_what_is_missing_is_named_at_the_end(path: Path) -> None:

@@ -275,7 +275,7 @@ def test_durations_end_where_the_schemas_times_do(tmp_path):
         lines.append({"event": "step_end", "step_name": "a", "duration_ms": 9.0e9, **stamp})
     path = tmp_path / "a.log"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(LogError, match=r":\d+: flat-event: 146 years after the log's begin"):
+    with pytest.raises(LogError, match=r":\d+: flat-event: 146 years after the start of the log"):
         read(path)
     reader = read_events(path, lenient=True)
     times = [event.t for _, event in reader]

@@ -134,9 +134,9 @@ def test_what_is_missing_or_was_not_closed_is_told(tmp_path: Path) -> None:
         (LogEnd("truncated", 9, 0, 0), "the log was not closed and ends in the middle of line 10"),
         (LogEnd("closed", 9, 1, 0), "1 damaged line was skipped"),
         (LogEnd("closed", 9, 2, 0, 1),
-         "2 damaged lines were skipped; 1 event was left out, which refer to missing ones"),
+         "2 damaged lines were skipped; 1 event that refers to missing ones was left out"),
         (LogEnd("closed", 9, 0, 0, 2, ("x",)),
-         "2 events were left out, which refer to missing ones; x"),
+         "2 events that refer to missing ones were left out; x"),
     ],
 )  # fmt: skip
 def test_the_end_of_a_log_in_words(end: LogEnd, said: str) -> None:

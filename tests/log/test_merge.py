@@ -183,7 +183,7 @@ def test_logs_are_joined_in_any_order_and_one_after_the_other(tmp_path: Path) ->
     for log in (at_once, both):
         assert list(map(str, check_log(log))) == []
         assert_true(made, log)
-    with pytest.raises(LogError, match=r"server-a\.log: was merged into .*first\.log before"):
+    with pytest.raises(LogError, match=r"server-a\.log: was already merged into .*first\.log"):
         merged([first, a], tmp_path / "no.log")
 
 
@@ -205,13 +205,13 @@ def test_wrong_logs_are_refused_with_one_line(tmp_path: Path) -> None:
     other.write_bytes(encode([of_another_session(events[0]), *events[1:]]))
     assert (
         wrong([client, other, a], tmp_path)
-        == "other/client.log: it is a client's log, and so is client.log; one client is possible"
+        == "other/client.log: it is a client's log, and so is client.log; name only one"
     )
     assert (
-        wrong([a, b], tmp_path) == "server-a.log: it is a server's log; name its client's log, too"
+        wrong([a, b], tmp_path) == "server-a.log: it is a server's log; also name its client's log"
     )
     assert (
-        wrong([client], tmp_path) == "client.log: it is a client's log; name its servers' logs, too"
+        wrong([client], tmp_path) == "client.log: it is a client's log; also name its servers' logs"
     )
     plain = tmp_path / "plain.log"
     local = [event for event in made.client[1:] if not isinstance(event, s.Connection | s.Rpc)]

@@ -86,7 +86,7 @@ def test_a_path_that_leads_to_no_file(tmp_path: Path) -> None:
         (header(4), "version 4; this llama.cpp reads up to 3"),
         (header(1), "version 1"),
         (header(3, order=">"), "big-endian"),
-        (header(3), "does not say its architecture"),
+        (header(3), "does not name its architecture"),
         (header(3, metadata=1) + string("a") + struct.pack("<I", 99), "unknown value type 99"),
         (
             header(3, metadata=1) + string("a") + struct.pack("<IIQ", 9, 13, 1),

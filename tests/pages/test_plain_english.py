@@ -29,10 +29,21 @@ IDIOMS = (
     r"\bWhole are\b",
     r"\b(the|its|their) begin\b(?! (after|directly|at|with|in)\b)",
     r"\b[Ss]omebody\b|\b[Nn]obody\b",
+    r", too[.;:,)\"]",
+    r"\bso many\b",
+    r"\bby (itself|themselves)\b",
+    r"\bwhose like\b",
+    r"\bto the bit\b",
+    r"\bin turns\b",
+    r"\b[Ww]hat became of\b",
+    r"^\s*\"\"\"Of (a|the|each|all|what|so)\b",
+    r"\b(results?|repl(y|ies)) (is|are|was|were) there\b",
+    r"\bis none of\b",
 )
 """each with what a native writer would say: speed and latency; a row by phase counts; the caller
 that; whose; record it again; a remote machine; contains; for a MODEL; not divided; the start; the
-user, no process"""
+user, no process; also; this many; on its own; unlike any; bit-identical; alternately, interleaved;
+what happened to; a noun; is ready; is not one of"""
 
 
 @pytest.mark.parametrize("idiom", IDIOMS)

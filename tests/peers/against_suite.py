@@ -165,7 +165,7 @@ def test_the_command_agrees_and_parts(
     changed(turned, rope_parameters={"rope_theta": 500.0, "rope_type": "default"})
     other = started_instr("validate", imported, "--reference", turned)
     assert other.returncode == 1, other.stderr
-    assert "They part at layer 0: its error is the first beyond 0.001" in other.stdout
+    assert "They diverge at layer 0: its error is the first beyond 0.001" in other.stdout
     loose = started_instr("validate", imported, "--reference", turned, "--bound", 10)
     assert loose.returncode == 0, loose.stderr
 
@@ -220,7 +220,7 @@ def own_code(folder: Path) -> None:
 
 
 WRONG: list[tuple[Callable[[Path], None], str]] = [
-    (other_vocabulary, "has 512 tokens in its vocabulary, {} has 600"),
+    (other_vocabulary, "has 512 tokens in its vocabulary, but {} has 600"),
     (fewer_weights, "{} lacks weights: model.layers.1.mlp.up_proj.weight"),
     (other_shape, "transformers cannot run it"),
     (own_code, "{}: the model needs its own Python code, which instr does not run"),
@@ -252,6 +252,6 @@ def test_an_encoder_is_refused(tmp_path: Path, started_instr: Instr) -> None:
     import_model(open_source(tmp_path / "bert"), imported, "F32")
     done = started_instr("validate", imported, "--reference", tmp_path / "bert")
     assert done.stderr == (
-        f"Error: {imported} is an encoder; models that only decode can be validated\n"
+        f"Error: {imported} is an encoder; only decoder models can be validated\n"
     )
     assert done.returncode == 2

@@ -110,7 +110,7 @@ def test_scaled_costs_predict_scaled_times(tmp_path: Path) -> None:
 def test_a_log_with_too_little_is_one_line(tmp_path: Path) -> None:
     sketch = Sketch()
     sketch.step(900, ops=([1, 1], [0, 0]))
-    with pytest.raises(UsageError, match="has no 3 computes of one shape with their kernels"):
+    with pytest.raises(UsageError, match="lacks 3 computes of the same shape with their"):
         calibrated(machine(), session_of(tmp_path / "a.log", sketch.events))
 
 
@@ -147,7 +147,7 @@ def test_without_a_probe_there_is_nothing_to_calibrate(
 ) -> None:
     nowhere = environment | {"LLAMACPP_INSTR_CACHE": str(tmp_path / "empty")}
     done = nursery.run(["probe", "--calibrate", "a.log"], tmp_path, None, environment=nowhere)
-    assert_refused(done, "this machine was not measured")
+    assert_refused(done, "this machine has not been measured")
 
 
 def test_a_device_is_not_calibrated(instr: Instr) -> None:

@@ -369,4 +369,4 @@ def test_a_device_is_measured_and_added_to_a_file(
     refused = started_instr("probe", "--device", "Vulkan7", "-o", path)
     assert_refused(refused, "--device Vulkan7: there is no such device, only Vulkan0")
     path.write_bytes(probe_json(probe_of("another CPU")))
-    assert_refused(started_instr("probe", "--device", "Vulkan0", "-o", path), "is of another CPU")
+    assert_refused(started_instr("probe", "--device", "Vulkan0", "-o", path), "is for another CPU")

@@ -110,7 +110,9 @@ def test_every_type_of_k_is_combined_with_every_type_of_v() -> None:
     ]  # fmt: skip
     names = [types.name for types in parse_cache_types("q8_0", "q8_0,f16")]
     assert names == ["q8_0", "K q8_0, V f16"]
-    with pytest.raises(UsageError, match=r"--cache-type-v 'q4_k' is none of f32, f16, .*, q5_1$"):
+    with pytest.raises(
+        UsageError, match=r"--cache-type-v 'q4_k' is not one of f32, f16, .*, q5_1$"
+    ):
         parse_cache_types(None, "q8_0,q4_k")
 
 
@@ -193,8 +195,8 @@ def test_reports_of_caches_and_of_models_with_them(instr: Instr, tmp_path: Path)
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("demo", ("--cache-type-k", "q9"), "--cache-type-k 'q9' is none of"),
-        ("demo", ("--cache-type-k", "q8_0,"), "--cache-type-k '' is none of"),
+        ("demo", ("--cache-type-k", "q9"), "--cache-type-k 'q9' is not one of"),
+        ("demo", ("--cache-type-k", "q8_0,"), "--cache-type-k '' is not one of"),
         ("demo", ("--cache-type-k", "f16"), "name a CANDIDATE, or a type of the cache other than"),
         ("mamba-dense", ("--cache-type-k", "q8_0"), "has no KV cache, so its types change nothing"),
         ("grok-moe", ("--cache-type-v", "q8_0"), "quantized V cache requires flash_attn"),

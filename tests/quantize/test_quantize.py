@@ -218,7 +218,7 @@ def test_a_quantized_model_is_quantized_again_only_when_asked(wide: Path, tmp_pa
     options = QuantizeOptions(allow_requantize=True)
     done = quantized_alike(eight, "Q4_0", tmp_path, options, "--allow-requantize")
     (report,) = quantization_reports([done.plan], [done.path], written=True)
-    assert report.notes == ["Errors of 58 tensors add up: quantized before."]
+    assert report.notes == ["Quantized before: 58 tensors, whose errors add up."]
 
 
 def test_progress_is_told_in_weights(wide: Path, tmp_path: Path) -> None:

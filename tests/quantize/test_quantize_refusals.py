@@ -253,7 +253,7 @@ def test_an_expert_without_tokens_is_pointed_out_and_keeps_its_weights(
     command = ("quantize", model, "--types", "Q4_K", "--imatrix", "i.gguf", "-o", "out.gguf")
     done = instr(*command)
     assert (
-        f"i.gguf: 1 expert of {name} saw no token, and all columns count alike there; a longer or"
+        f"i.gguf: 1 expert of {name} saw no token, so all columns there count the same; a longer or"
         " more varied text reaches more" in done.stderr
     )
     files = load_model_file(model), load_model_file(tmp_path / "out.gguf")

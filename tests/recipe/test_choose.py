@@ -67,8 +67,8 @@ def test_the_optimum_is_that_of_an_exhaustive_search(
 
 def test_what_is_impossible_names_the_nearest() -> None:
     tensors = [[Choice(TYPES[0], 40, 0.1, 30.0), Choice(TYPES[1], 60, 0.0, 20.0)]] * 2
-    assert "the smallest file has 90 bytes, and 70 are left" in nearest(tensors, Bounds(60), 10)
-    assert "in 4e-05 ms for each token, and 3e-05 ms" in nearest(tensors, Bounds(None, 30), 0)
+    assert "the smallest file has 90 bytes, but only 70" in nearest(tensors, Bounds(60), 10)
+    assert "for each token, but only 3e-05 ms" in nearest(tensors, Bounds(None, 30), 0)
     assert "none is both small and fast enough" in nearest(tensors, Bounds(80, 40), 0)
 
 

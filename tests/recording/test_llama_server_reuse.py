@@ -259,7 +259,7 @@ def test_the_speed_without_drafts_is_predicted_if_all_decodes_have_some(
     assert "predict" not in without.plain_by
     found = compute_speculation(session, steps, predict)
     assert found is not None
-    assert found.plain_by.startswith("by the prediction of `instr predict`")
+    assert found.plain_by.startswith("based on `instr predict`")
     verify = median(
         end - begin
         for begin, end, phase, n in steps.tuples("begin", "end", "phase", "n_tokens")

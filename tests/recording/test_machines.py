@@ -122,7 +122,7 @@ def test_a_slow_link_is_found(recorded: dict[int, Recorded]) -> None:
     for delay in DELAYS[1:]:
         found = causes(recorded[delay].account)["slow-link"]
         assert 0.3 < found.share < 0.7  # of two links, one after the other
-        assert "a shorter way" in found.advice
+        assert "a shorter path" in found.advice
 
 
 def test_graphs_are_sent_again_if_the_cache_is_on_the_client(

@@ -171,7 +171,7 @@ def test_wrong_arguments_are_told_without_options_of_the_command_line(tmp_path: 
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"path": mine}, ""), ({"path": mine, "force": True}, ""), ({"path": tmp_path}, ""),
         ({"path": tmp_path / "none" / "a.log"}, ""), ({"path": "a\0b"}, ""),
-        ({"level": "loud"}, "'loud' is none of minimal, detailed, verbose"),
+        ({"level": "loud"}, "'loud' is not one of minimal, detailed, verbose"),
         ({"on_log_error": "no"}, ""), ({"stop_on_nan": True}, "stats"), ({"stats": "("}, "("),
         ({"stats": "(" * 300}, ""), ({"stats": "x" * 2000}, ""), ({"args": {"a": math.nan}}, ""),
     ]  # fmt: skip

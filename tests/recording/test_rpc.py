@@ -490,8 +490,8 @@ def test_an_address_that_cannot_be_used(server: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"", "is no RPC server, or an older one"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\nno RPC here", "is no RPC server, or an older one"),
+        (b"", "is not an RPC server, or is an older one"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\nno RPC here", "is not an RPC server"),
         (struct.pack("<QBB26x", 28, 6, 1), "version 6.1 of the protocol, this llama.cpp has 7.0"),
         (struct.pack("<QBB26x", 28, 7, 1), "version 7.1 of the protocol, this llama.cpp has 7.0"),
         (None, "does not answer within 0.2 s"),

@@ -170,7 +170,7 @@ def test_parts_are_one_session(tmp_path):
     assert len(parts) == 3
     steps = llamacpp_instr.load(*parts[::-1]).tables.steps
     assert sorted(steps.step) == sorted(e.step for e in events if isinstance(e, s.StepEnd))
-    with pytest.raises(InstrError, match="are different sessions; load each by itself"):
+    with pytest.raises(InstrError, match="are different sessions; load each on its own"):
         llamacpp_instr.load(parts[0], RECORDED)
 
 

@@ -166,7 +166,7 @@ def test_what_the_program_gets_and_gives_is_its_own(instr: Instr) -> None:
     assert done.stdout == "cba\n['--level', '-x']\n"
     assert done.stderr.splitlines() == [
         "no log was written: no process of the command loaded a model with the llama_cpp of "
-        "`instr build`, or it records itself, or no log could be created"
+        "`instr build`, or it does its own recording, or no log could be created"
     ]
 
 

@@ -142,7 +142,7 @@ def test_a_short_text_is_pointed_out(instr: Instr, text: Path) -> None:
         (("demo", "-o", "model.gguf", "--force"), "model.gguf is a model; name another file"),
         (("demo", "-o", "matrix.gguf"), "matrix.gguf exists; use --force"),
         (("matrix.gguf", "-o", "i.gguf"), "general.type is 'imatrix'; `instr inspect` shows"),
-        (("t5.gguf", "-o", "i.gguf"), "t5.gguf is of T5's kind"),
+        (("t5.gguf", "-o", "i.gguf"), "t5.gguf is like T5; models with a separate encoder"),
         (
             ("bert.gguf", "-o", "i.gguf", "--ctx", 64, "--batch", 32),
             "bert.gguf computes a whole chunk at once; give --batch 64, or a smaller --ctx",

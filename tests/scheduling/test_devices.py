@@ -90,7 +90,7 @@ def test_what_crosses_between_a_device_and_the_cpu_is_waited_for() -> None:
 
 
 def test_a_device_whose_kernels_are_not_there_is_refused() -> None:
-    with pytest.raises(UsageError, match="Vulkan0 ran part of the graph, whose kernels the log"):
+    with pytest.raises(UsageError, match="Vulkan0 ran part of the graph, but the log does not"):
         tasks_of(FIXTURES / "vulkan-mixed.log.gz", equal_engines(1))
 
 
@@ -135,7 +135,7 @@ def test_layers_are_put_on_machines_that_were_not_there(tmp_path: Path) -> None:
     [
         ("a-b", "engine a: layers must be like 7 or 0-7, got a-b"),
         ("3-1", "engine a: layers must be like 7 or 0-7, got 3-1"),
-        ("900", "engine a: it runs all in layers 900, but no task is of that"),
+        ("900", "engine a: it runs all in layers 900, but there is no such task"),
         ("0-2", "no engine runs .* of layer 3; add the layer to what one of them runs"),
     ],
 )

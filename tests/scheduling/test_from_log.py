@@ -76,7 +76,7 @@ def test_what_no_task_has_is_named(session: Session) -> None:
         rest = dur - int(ops.dur.sum())
         note = (
             f"A compute took {rest / 1000:.1f} µs more between its kernels,"
-            f" {100 * rest / dur:.1f} % of the compute: no task has that."
+            f" {100 * rest / dur:.1f} % of the compute; no task includes that."
         )
         assert note in recorded_graph(session, step=step).notes
 
@@ -161,7 +161,7 @@ def test_logs_without_true_times_are_refused(tmp_path: Path) -> None:
         recorded_graph(load_session(log))
     without = [event for event in events if not isinstance(event, s.Ops | s.Plan)]
     log.write_bytes(with_start(without, level="minimal"))
-    with pytest.raises(UsageError, match=r"a\.log: no ops at the level minimal"):
+    with pytest.raises(UsageError, match=r"a\.log: no ops at level minimal"):
         recorded_graph(load_session(log))
     with pytest.raises(
         UsageError, match=r"vulkan-mixed\.log\.gz: .*Vulkan.* ran part of the graph"

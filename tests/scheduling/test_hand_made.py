@@ -110,7 +110,7 @@ TASK = '[[task]]\nname = "a"\nns = 1\n'
         ("", r"no tasks; add a \[\[task\]\] with a name and its ns"),
         ("[[task]", "Expected ']]' at the end of an array declaration"),
         ("tasks = 1\n" + TASK, "unknown field `tasks`"),
-        (TASK + TASK, "task a is there twice"),
+        (TASK + TASK, "task a appears twice"),
         (TASK + 'after = ["b"]', "task a is after b, but there is no such task"),
         (TASK + 'after = ["a"]', "tasks wait for each other: a before a"),
         (TASK + "ns_ = 1", r"unknown field `ns_` - at `\$.task\[0\]`"),
@@ -120,7 +120,7 @@ TASK = '[[task]]\nname = "a"\nns = 1\n'
         ('[[task]]\nname = " "\nns = 1', "the name or op of task 1 is empty"),
         ("[[task]]\nns = 1", "missing required field `name`"),
         (TASK + 'kind = "tensor"', r"Invalid enum value 'tensor' - at `\$.task\[0\].kind`"),
-        (TASK + "bytes = 5\nload = 6", "task a loads 6 bytes, but all that it moves are 5 bytes"),
+        (TASK + "bytes = 5\nload = 6", "task a loads 6 bytes, but it moves only 5 bytes"),
         (TASK + 'after = "b"', "Expected `array`, got `str`"),
         ('name = "a\x1b[2J"', "graph.toml: "),
     ],
@@ -277,7 +277,7 @@ DMA = f'transfers = true\n{A}local_memory = 64\n[[engine]]\nname = "dma"\nruns =
         (A + "speed = { MUL_MAT = 0 }", "engine a: speed of MUL_MAT must be 1e-06 to 1e.06, got 0"),
         (A + "speed = { '*' = nan }", r"speed of \* must be 1e-06 to 1e.06, got nan"),
         (A + "speed = { mul_mat = 1 }", "'mul_mat' is neither a kind .matrix, vector, memory. nor"),
-        (A + A, "engine a is there twice; use count for engines that are alike"),
+        (A + A, "engine a appears twice; use count for engines that are alike"),
         (A + 'runs = ["matrx"]', "'matrx' is neither a kind .matrix, vector, memory. nor an op"),
         (A + "runs = []", "engine a: runs is empty; leave it out"),
         (A + "bandwidth = -1", "bandwidth, in bytes per second, must be 1000 to 1e.18, got -1"),
@@ -360,7 +360,7 @@ def test_up_to_eight_ops_are_named_if_an_engine_has_nothing_to_do(n: int, said: 
     with pytest.raises(UsageError) as caught:
         check_usable(tasks, idle)
     text = str(caught.value)
-    assert text.startswith("engine m: it runs MUL_MAT, matrix, but no task is of that;")
+    assert text.startswith("engine m: it runs MUL_MAT, matrix, but there is no such task;")
     assert text.endswith(said)
     assert ("OP8" in text, "OP7" in text) == (False, True)
 

@@ -243,7 +243,7 @@ def test_engines_of_unlike_speed_have_the_bound_of_all_their_speeds() -> None:
 def test_engines_that_do_not_fit_are_refused() -> None:
     tasks = make_tasks([("ADD", 10, [])])
     idle = Engines((EngineKind("any", 1), EngineKind("m", 1, frozenset({"matrix"}))))
-    with pytest.raises(UsageError, match=r"engine m: it runs matrix, but no task is of that"):
+    with pytest.raises(UsageError, match=r"engine m: it runs matrix, but there is no such task"):
         schedule_list(tasks, idle)
     lacking = Engines((EngineKind("m", 1, frozenset({"MUL_MAT"})),))
     tasks = make_tasks([("ADD", 10, []), ("MUL_MAT", 10, [])])

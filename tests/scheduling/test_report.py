@@ -68,7 +68,7 @@ def test_the_text_says_what_a_reader_asks() -> None:
     made = schedule_list(TASKS, equal_engines(2))
     text = render_text(schedule_reports(made, []))
     assert "Schedule of 4 tasks on 2 engines" in text
-    assert "No schedule on these engines is shorter. What binds most: the longest path." in text
+    assert "No schedule on these engines is shorter. Tightest bound: the longest path." in text
     rows = [" ".join(line.split()) for line in text.splitlines()]
     assert "one engine, in sequence 85 ns 1.000" in rows
     assert "makespan, list scheduling 50 ns 1.700" in rows
@@ -196,7 +196,7 @@ def test_begins_that_could_be_earlier_are_told() -> None:
     made = schedule_list(TASKS, equal_engines(2))
     late = replace(made, begin=made.begin + 5, end=made.end + 5)
     causes = {row[0]: row[1:3] for row in schedule_reports(late, [])[2].rows}
-    assert causes["begins that could be earlier"] == [1, 5]
+    assert causes["starts that could be earlier"] == [1, 5]
 
 
 def test_a_row_of_engines_has_what_they_ran_brought_and_moved() -> None:

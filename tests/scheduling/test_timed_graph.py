@@ -60,7 +60,8 @@ def test_the_times_of_one_compute_are_those_of_the_log() -> None:
         "Times are those of one compute of 1 prefill, recorded with 2 threads.",
         "A task's time is that of thread 0, which shares a kernel with 1 more: one engine here is"
         " as fast as all threads of the recording together.",
-        "A compute took 4.0 µs more between its kernels, 13.2 % of the compute: no task has that.",
+        "A compute took 4.0 µs more between its kernels, 13.2 % of the compute; no task includes"
+        " that.",
     ]
 
 

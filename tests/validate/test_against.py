@@ -75,7 +75,7 @@ def test_the_first_state_that_differs_is_named(
     assert not verdict.passed
     assert verdict.reports[0].figures["parts at"] == (state, "text")
     assert verdict.reports[0].notes[0] == (
-        f"They part at {state}: its error is the first beyond 1e-06 (--bound)."
+        f"They diverge at {state}: its error is the first beyond 1e-06 (--bound)."
     )
 
 
@@ -110,7 +110,7 @@ def test_the_coarsest_matrix_decides_the_default_bound() -> None:
 @pytest.mark.parametrize(
     ("size", "line"),
     [
-        ({"vocab_size": 600}, "it.gguf has 512 tokens in its vocabulary, folder has 600"),
+        ({"vocab_size": 600}, "it.gguf has 512 tokens in its vocabulary, but folder has 600"),
         ({"num_hidden_layers": 3}, "it.gguf has 2 layers, folder has 3"),
         ({"hidden_size": None}, "it.gguf has 64 values in a hidden state, folder has none"),
     ],

@@ -77,7 +77,7 @@ def _edit(options: argparse.Namespace) -> int:
         print(f"  what changed upstream: git diff {OLD} {PRISTINE} -- FILE")
     if not stopped:
         print(f"every patch applies to llama-cpp-python {onto}")
-    print("look at what became of the patches:")
+    print("see what happened to the patches:")
     print(f"  git range-diff {OLD}..{OLD_PATCHED} {PRISTINE}..HEAD")
     print(f"compile and test it: make test-edited EDITED={directory}")
     print(f"then write into {patches / PIN_FILE}")

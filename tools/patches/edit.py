@@ -32,7 +32,7 @@ from llamacpp_instr.llama.build.source_tree import (
 from tools.patches.repository import PRISTINE, Repository, Stopped
 
 BRANCH = "llamacpp-instr"
-"""of a checkout that records"""
+"""of a checkout that gets the patches"""
 OLD, OLD_PATCHED = "old-pristine", "old-patched"
 """tags of the pinned release, if the series is carried to another one"""
 
@@ -43,7 +43,7 @@ PARTS = {"wheel/": Path(), "": VENDORED}
 
 
 def _patches_of(folder: str, patches: Path) -> list[Path]:
-    """In order."""
+    """The patches of a folder, in order."""
     names = read_series(patches)
     return [patches / name for name in names if concerns_wheel(name) is bool(folder)]
 
@@ -98,7 +98,7 @@ def carry(
         old = make_editable(sdist, work / "old", patches)
         new, commit = unpack_sdist(release, work / "new")
         if commit is None:
-            raise BuildError(f"{release}: it does not tell which llama.cpp it vendors")
+            raise BuildError(f"{release}: it does not say which llama.cpp it vendors")
         upstream = Upstream(version, sha256_of(release), commit, revision=1)
         stopped = []
         for folder, tree in PARTS.items():
@@ -117,15 +117,15 @@ def carry(
 
 
 def apply_to(checkout: Path, sdist: Path, patches: Path) -> Stopped | None:
-    """Commit the series, but for `wheel/`, on the new branch BRANCH of a llama.cpp checkout: a tag
-    or a fork. What does not apply is merged three ways with the pinned tree.
+    """Commit the series, except for `wheel/`, on the new branch BRANCH of a llama.cpp checkout: a
+    tag or a fork. What does not apply is merged three ways with the pinned tree.
 
-    Returns the patch at which `git am` stopped. Raises BuildError if it is no clean checkout of
+    Returns the patch at which `git am` stopped. Raises BuildError if it is not a clean checkout of
     llama.cpp, or if it has that branch.
     """
     repository = Repository(checkout)
     if not (checkout / "src" / "llama-context.cpp").is_file() or not repository.has("HEAD"):
-        raise BuildError(f"{checkout}: no git checkout of llama.cpp")
+        raise BuildError(f"{checkout}: not a git checkout of llama.cpp")
     if repository.git("status", "--porcelain", "--untracked-files=no"):
         raise BuildError(f"{checkout}: it has changes; commit or stash them")
     if repository.has(BRANCH):
@@ -133,7 +133,7 @@ def apply_to(checkout: Path, sdist: Path, patches: Path) -> Stopped | None:
     commit = repository.git("rev-parse", "HEAD").strip()
     ours = {file: patches / "src" / file for file in overlay_files(patches)}
     if taken := [file for file in ours if (checkout / file).exists()]:
-        raise BuildError(f"{checkout / taken[0]}: a file of that name is there")
+        raise BuildError(f"{checkout / taken[0]}: a file with that name exists")
     with tempfile.TemporaryDirectory(prefix="apply-") as name:
         root = make_editable(sdist, Path(name), patches)
         # a merge needs the files that the patches were made for

@@ -129,7 +129,7 @@ def _refuse_unfit(repository: Repository, patches: Path) -> None:
     """Raises BuildError if the commits after `pristine` are not a series for the pin."""
     root = repository.root
     if not repository.has(PRISTINE):
-        raise BuildError(f"{root}: no tree of `python -m tools.patches edit`")
+        raise BuildError(f"{root}: not a tree of `python -m tools.patches edit`")
     if repository.in_progress():
         raise BuildError(f"{root}: git am or git rebase is not finished; continue or abort it")
     changes = repository.git("status", "--porcelain").splitlines()
@@ -205,8 +205,8 @@ def _not_canonical(sdist: Path, patches: Path, names: list[str]) -> list[str]:
 
 
 def _undocumented(patches: Path, names: list[str]) -> list[str]:
-    """What the README's table lacks: it needs a row per patch, with its files, its reason, and
-    until when it is needed."""
+    """What the README's table lacks: it needs a row per patch, with its files, its reason, and when
+    it can go."""
     readme = patches / "README.md"
     rows = {row[0]: row[1:] for row in _ROW.findall(readme.read_text("utf-8"))}
     faults = []
@@ -226,7 +226,7 @@ def _undocumented(patches: Path, names: list[str]) -> list[str]:
         ]
         if not row[1].strip() or not row[2].strip():
             faults.append(f"{readme}: row `{number}` does not say why, or when it can go")
-    return faults + [f"{readme}: row `{number}` is of no patch" for number in rows]
+    return faults + [f"{readme}: row `{number}` belongs to no patch" for number in rows]
 
 
 def _unnamed(patches: Path, names: list[str]) -> list[str]:

@@ -46,7 +46,7 @@ from llamacpp_instr.report.report import Cell, Column, Figures, Report
 
 VIEWS = ("phase", "block", "layer", "op", "tensor")
 KEYS = ("block", "op", "layer")
-"""the views that a trend has, too"""
+"""the views that a trend also has"""
 EXCLUDED = "The steps exclude the time that the recorder itself took."
 TOO_FEW = f"Fewer than {MIN_BLOCKS} blocks do not show the noise: record with --repeat 11."
 ASSUMED = f"{100 * noise.PROCESS:g} % for the difference between processes"
@@ -115,7 +115,7 @@ class Sides:
         keys: Sequence[str] = KEYS,
     ) -> None:
         """Raises UsageError for groups of one session beside larger ones, for a perturbed session,
-        for another key than `keys` and `phase`, and if nothing can be compared."""
+        for a key other than `keys` and `phase`, and if nothing can be compared."""
         if len({min(len(group), 2) for group in groups}) != 1 or not groups[0]:
             raise UsageError(
                 "give sides of one log each, or all of at least two logs, to show how much"
@@ -151,7 +151,7 @@ class Sides:
         self.several = len(every) > len(groups)
         """whether a side has several sessions"""
         self.in_turns = len(groups) == 2 and took_turns(*self.sides)
-        """whether the sessions of both sides were recorded in turns, often enough for pairs"""
+        """whether the sessions of both sides were recorded alternately, often enough for pairs"""
         lacking = zip((MIN_BLOCKS - len(side) for side in self.sides), self.names, strict=True)
         few = ", ".join(f"{n} more of {name}" for n, name in lacking if n > 0)
         self.few = few if self.several else None
@@ -161,7 +161,7 @@ class Sides:
     @property
     def notes(self) -> list[str]:
         """What the sessions' steps leave out, and how their logs ended; a sentence that holds for
-        several logs once."""
+        several logs comes once."""
         given = [
             (note.removeprefix(f"{times.session.path}: "), times.session.path)
             for times in self.every
@@ -177,7 +177,7 @@ class Sides:
 
     @property
     def record_notes(self) -> tuple[list[str], list[str]]:
-        """On disturbed machines, and on sides whose own logs differ in settings."""
+        """Notes on disturbed machines, and on sides whose own logs differ in settings."""
         machines = [[times.machine for times in side] for side in self.sides]
         sessions = [[times.session for times in side] for side in self.sides]
         return (
@@ -187,18 +187,18 @@ class Sides:
 
     @property
     def interval_note(self) -> str:
-        """What the intervals have of the noise."""
+        """Which noise the intervals include."""
         if not self.several:
             return f"It includes the noise within each log, and {ASSUMED}."
         if self.in_turns:
-            return f"The logs took turns: it is that of the ratios of {len(self.sides[0])} pairs."
+            return f"The logs took turns: it comes from the ratios of {len(self.sides[0])} pairs."
         if few := self.few:
             return (
-                "It is that of the difference between processes. Fewer than"
+                "It comes from the difference between processes. Fewer than"
                 f" {MIN_BLOCKS} logs do not show that, so it includes at least the noise within"
                 f" them, and {ASSUMED}: record {few}."
             )
-        return "It is that of the difference between processes."
+        return "It comes from the difference between processes."
 
 
 def letters(n: int) -> list[str]:
@@ -379,7 +379,7 @@ class _Work:
     def medians(
         self, side: int, phase: str, rows: Mapping[Any, Sequence[int]]
     ) -> dict[Hashable, Median]:
-        """Of each row of units of a side."""
+        """The median of each row of units of a side."""
         n_timed = {
             key: sum(len(self.units[n].labels[side]) for n in of) for key, of in rows.items()
         }
@@ -429,7 +429,7 @@ def clauses(
     steps: dict[str, Ratio], sessions: Sequence[StepTimes], more_logs: str | None, who: str = "B"
 ) -> str:
     """What every phase of `who` is: faster or slower, within the noise, or unknown for lack of
-    steps, or of as many logs as `more_logs` says."""
+    steps, or of the logs that `more_logs` names."""
     verdicts = [noise.describe(ratio, verb(phase, sessions), who) for phase, ratio in steps.items()]
     parts = list(filter(None, verdicts))
     few = "steps to tell" if more_logs is None else f"logs to tell ({more_logs})"
@@ -444,7 +444,7 @@ def clauses(
 
 
 def _first_report(found: Sides) -> Report:
-    """The settings, and what is to be known of the logs."""
+    """The settings, and notes on the logs."""
     sessions = [[times.session for times in side] for side in found.sides]
     first = compute_settings(sessions[0], sessions[1], found.phases)
     machines, unlike = found.record_notes

@@ -1,6 +1,6 @@
 """The trend of several sides, in order: where the steps changed, and how much in all.
 
-Every side is compared with the first and with the one before it. The intervals of a table hold
+Every side is compared with the first and with the previous one. The intervals of a table hold
 simultaneously, by Bonferroni's correction (`converters/analyses/noise.py`): the error of 5 % is
 divided by the number of ratios in the table.
 """
@@ -22,7 +22,7 @@ from llamacpp_instr.report.report import Cell, Column, Figures, Report
 
 
 class Trend:
-    """The medians of one thing, by side, and their ratios, `n_ratios` of a table."""
+    """The medians of one thing, by side, and their ratios; a table has `n_ratios` ratios."""
 
     def __init__(self, medians: list[Median], n_ratios: int) -> None:
         self.medians = medians
@@ -135,7 +135,7 @@ def _cells(ratio: Ratio | None) -> list[Cell]:
 
 def _part_report(found: diff.Sides, by: str, phase: str) -> Report:
     """A row for each part that all sides have: the last side against the first, and the sides that
-    differ from the one before them."""
+    differ from the previous one."""
     of_sides = [
         diff.medians(side, phase, [_samples(times, by, phase) for times in side])
         for side in found.sides

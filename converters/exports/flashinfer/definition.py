@@ -11,7 +11,7 @@ from typing import Any
 
 Axes = dict[str, int]
 HALF = "f16"
-"""the stored type that the format has, too; the others are exported as float32"""
+"""the stored type that the format also has; the others are exported as float32"""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Definition:
-    """An op; two nodes of a graph that have the same one differ in the variable axes only."""
+    """An op; nodes of a graph with the same definition differ in the variable axes only."""
 
     name: str
     op_type: str
@@ -66,14 +66,14 @@ class Definition:
         }
 
     def shape(self, tensor: str, axes: Axes) -> tuple[int, ...]:
-        """The shape of an input or an output, () of a scalar."""
+        """The shape of an input or an output, () for a scalar."""
         names = (self.inputs | self.outputs)[tensor].shape or ()
         return tuple((self.fixed | axes)[name] for name in names)
 
 
 class Catalog(dict[str, Definition]):
-    """The definitions of one data set. Of several with one name, the first keeps it; the others
-    get their variant at the end."""
+    """The definitions of one data set. If several have the same name, the first keeps it; the
+    others get their variant at the end."""
 
     def add(self, definition: Definition) -> str:
         """The name under which the data set has the definition; its tags are united."""
@@ -103,7 +103,7 @@ class Use:
     reads: dict[str, int]
     """the tensor of each input, named as the log names sources"""
     indices: dict[str, int] = field(default_factory=dict)
-    """integers of an input that cannot be any: they lie below this, or count up if it is 0"""
+    """inputs whose integers are restricted: they lie below this, or count up if it is 0"""
     attention: bool = False
     """whether sizes and definition depend on the masks of a compute"""
 

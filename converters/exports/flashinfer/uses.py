@@ -52,7 +52,7 @@ def _use(
     tags: frozenset[str] = frozenset(),
     **indices: int,
 ) -> Use:
-    """The use of a definition by nodes; `inputs` have the tensors of the graph, too."""
+    """The use of a definition by nodes; `inputs` also have the tensors of the graph."""
     tensors = {name: tensor for name, (_, tensor) in inputs.items()}
     definition = Definition(
         name, op_type, about, fixed, tuple(axes), tensors, outputs, reference, variant, tags
@@ -128,7 +128,7 @@ def norm(g: Tensors, node: int) -> Use | None:
             inputs = {"hidden_states": (b, _VECTOR), "residual": (a, _VECTOR)}
             nodes.insert(0, x)
             name = f"fused_add_{name}"
-            about = f"RMSNorm of a sum; epsilon is {eps:.6g}. The sum is kept, too."
+            about = f"RMSNorm of a sum; epsilon is {eps:.6g}. The sum is also kept."
         inputs["weight"] = weight, Tensor(("hidden_size",))
     source = references.LAYERNORM
     if op == "RMS_NORM":
@@ -172,7 +172,7 @@ def rows(g: Tensors, node: int) -> Use | None:
         name, about = f"embedding_v{n}_d{width}", "Rows of the embedding."
         fixed["vocab_size"] = n
     else:
-        name, about = f"gather_d{width}", "Rows of activations: the tokens whose output is asked."
+        name, about = f"gather_d{width}", "Rows of activations: the tokens whose output is needed."
         axes["vocab_size"] = n
     return _use(
         (node,), name, "embedding", about, fixed, axes,
@@ -237,7 +237,7 @@ def activation(g: Tensors, node: int) -> Use | None:
 
 
 def softmax(g: Tensors, node: int) -> Use | None:
-    """Of rows without a mask, as those of a router."""
+    """A softmax of rows without a mask, such as those of a router."""
     (x, *masks), scale = g.nodes.src[node], float(g.params(node)["scale"])
     if masks:
         return None
@@ -250,7 +250,7 @@ def softmax(g: Tensors, node: int) -> Use | None:
 
 
 def topk(g: Tensors, node: int) -> Use | None:
-    """The indices of the largest of each row. ARGSORT sorts all, and a view takes the first."""
+    """The indices of the largest values of a row. ARGSORT sorts all, and a view takes the first."""
     (x,), width = g.nodes.src[node], g.ne(g.nodes.src[node][0])[0]
     if g.op(node) == "ARGSORT":
         views = [i for i, of in enumerate(g.nodes.src) if node in of and g.op(i) == "VIEW"]
@@ -260,7 +260,7 @@ def topk(g: Tensors, node: int) -> Use | None:
     else:
         k = g.ne(node)[0]
     return _use(
-        (node,), f"topk_d{width}_k{k}", "topk", "The indices of the largest of each row.",
+        (node,), f"topk_d{width}_k{k}", "topk", "The indices of the largest values of each row.",
         {"hidden_size": width, "k": k}, {"batch_size": g.rows(x)}, {"x": (x, _VECTOR)},
         {"indices": Tensor(("batch_size", "k"), "int32")}, with_values(references.TOPK, K=k),
     )  # fmt: skip
@@ -293,7 +293,7 @@ class View:
     queries: int
     cells: Sequence[int]
     window: int = 0
-    """how many cells a query sees at most, 0 without a limit; of a decode `cells` are cut"""
+    """the most cells that a query sees, 0 without a limit; the `cells` of a decode are cut to it"""
     causal: bool = True
 
 
@@ -432,7 +432,7 @@ def views_of_log(of: Attention, ubatch: Ubatch | None) -> tuple[list[View], bool
         end = span.first + span.n
         low = max(0, span.first + 1 - window) if window else 0
         views.append(View(span.n, range(at, at + end - low), window, ubatch.causal))
-        # requests share a cache, one behind the other as far as it goes
+        # requests share a cache, one behind the other as long as there is room
         at = at + end - low if at + end - low < of.n_kv else 0
     fits = all(view.cells[-1] < of.n_kv * of.streams for view in views if view.cells)
     return (views, True) if fits else (bound, False)
@@ -444,8 +444,8 @@ def cells_of(views: Sequence[View]) -> Int32:
 
 
 def views_of_mask(visible: NDArray[np.bool_]) -> list[View]:
-    """What each row of a mask shows, (queries, cells): prefills where each row sees what the one
-    before saw and its own cell, with or without a window; otherwise rows of their own."""
+    """What each row of a mask shows, (queries, cells): prefills where each row sees what the
+    previous one saw and its own cell, with or without a window; otherwise rows of their own."""
     rows = [np.flatnonzero(row) for row in visible]
     views: list[View] = []
     begin = 0
@@ -463,8 +463,8 @@ def views_of_mask(visible: NDArray[np.bool_]) -> list[View]:
 
 
 def _follows(rows: Sequence[NDArray[Any]], row: int) -> bool:
-    """Whether a row sees one cell more than the row before, which is behind the others, at most
-    without the first; or the same cells."""
+    """Whether a row sees the cells of the previous row, perhaps without the first, and one more
+    behind them; or the same cells."""
     before, own = rows[row - 1], rows[row]
     if not len(before) or not len(own):
         return False
@@ -521,7 +521,7 @@ _MATCHERS: dict[str, tuple[_Matcher, int]] = {
     "FLASH_ATTN_EXT": (attention, 3),
     **dict.fromkeys(("ADD", "SUB", "MUL", "DIV"), (elementwise, 2)),
 }
-"""by op: what describes a node, and how many sources it has at least"""
+"""by op: what describes a node, and the least number of sources that it has"""
 
 
 def uses_of(g: Tensors) -> list[Use]:

@@ -1,5 +1,5 @@
 """What the computes of sessions used: which definition, with which sizes, how often, how long; and
-what is made of it: a data set, and a report about one.
+what is made from it: a data set, and a report about one.
 
 Invariant: the time of a kernel counts once: for the use that has its nodes, or as an op without
 definition. Times are those of thread 0, which takes part in every kernel.
@@ -49,7 +49,7 @@ OUTPUT = "llama.cpp:"
 """before the name of an output among the tensors of a workload"""
 NOT_FOUND = "definition not found"
 _MOST = 1 << 24
-"""rows or cells, beyond which a log is damaged"""
+"""rows or cells; a log with more is damaged"""
 _NAMES = uuid.UUID("5f7e1c7a-52d1-4a0e-9c44-0d5f4f3f7a51")
 
 
@@ -96,7 +96,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
     def workload(self, case: Case, at_most: bool = False) -> Workload:
-        """The workload of a case, which is a new one if no other has its sizes."""
+        """The workload of a case: a new one if none has its sizes."""
         name = self.catalog.add(case.definition)
         integers = tuple((key, values.tobytes()) for key, values in case.integers.items())
         key = (name, *case.axes.items(), *integers, *case.scalars.items())
@@ -109,7 +109,7 @@ class Found:
 
 @dataclass(frozen=True)
 class _Kernels:
-    """Of a plan: what each kernel is a part of."""
+    """What each kernel of a plan is a part of."""
 
     uses: list[Use]
     kinds: list[Any]
@@ -122,8 +122,8 @@ class _Kernels:
 
 
 def find_workloads(sessions: Sequence[Session], on_progress: OnProgress) -> Found:
-    """What all computes of the steps that count used. `on_progress` gets lists of kernels done and
-    in total. Raises `UsageError` for a log without kernels."""
+    """What all computes of the steps that count used. `on_progress` gets the lists of kernels done,
+    and their total. Raises `UsageError` for a log without kernels."""
     found = Found()
     total = sum(len(ops) for session in sessions for ops in session.ops)
     done = 0
@@ -348,7 +348,7 @@ def coverage_report(found: Found, there: dict[str, dict[str, int]] | None) -> Re
 
 
 def _status(definition: Definition, axes: dict[str, int] | None) -> str:
-    """What the definition of that name in another data set, which has these axes, is."""
+    """How the definition of that name in another data set, which has these axes, compares."""
     if axes is None:
         return NOT_FOUND
     differ = sorted(name for name, n in definition.fixed.items() if axes.get(name, n) != n)

@@ -3,8 +3,8 @@
 Values have four dimensions in numpy's order, but weights keep their own shape. Floats are computed
 in float32. What is stored in another type (a cache in float16) is rounded to it when it is written.
 
-Invariant: a tensor that is written to (a cache) is read as it is after the last write, in the order
-in which the nodes run.
+Invariant: a read of a tensor that is written to (a cache) gives the state after the last write, in
+the order in which the nodes run.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Builder:
         """leafs that were written to, with the names of their latest values"""
 
     def begin(self, prefix: str, meta: dict[str, str]) -> None:
-        """What the operators added from now on belong to."""
+        """Sets what the operators that are added from now on belong to."""
         self._prefix, self._meta, self._n_before = prefix, meta, len(self.nodes)
 
     # --- operators ---
@@ -96,7 +96,7 @@ class Builder:
         return self._added[key]
 
     def rename(self, value: str, name: str) -> str:
-        """Gives the value of the operator that was added last another name, if it is its."""
+        """Renames a value if it is that of the operator that was added last; returns its name."""
         last = self.nodes[-1] if self.nodes else None
         if last is None or last.output[0] != value or self._n_before == len(self.nodes):
             return value
@@ -182,7 +182,7 @@ class Builder:
         return self.add("Reshape", value, self.ints(shape))
 
     def as_stored(self, node: int, value: str) -> str:
-        """A value in the type that a node is stored in; rows that are set are so already."""
+        """A value in the type that a node is stored in; rows that are set already have it."""
         if not self.is_half(node) or self.tensors.nodes.op[node] == "SET_ROWS":
             return value
         return self.add("Cast", value, to=TensorProto.FLOAT16)

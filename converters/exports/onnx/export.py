@@ -3,8 +3,8 @@
 Invariant: every node whose kernel runs becomes operators, or one named operator of the domain
 `ggml`, which is listed. https://onnx.ai/onnx/repo-docs/IR.html Weights are inputs, or written
 beside the model, as external data (https://onnx.ai/onnx/repo-docs/ExternalData.html): F32 and F16
-as they are, every other type as float32. Memory holds one piece of a weight at a time, so a model
-may be larger than memory.
+unchanged, every other type as float32. Memory holds one piece of a weight at a time, so a model may
+be larger than memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Exported:
 
 
 def graph_of_step(session: Session, step: int | None) -> Graph:
-    """The graph that the last compute of a step ran, by default of the last step, without copies.
+    """The graph that the last compute of a step, by default the last one, ran, without copies.
     Raises `UsageError` for a step that computed none, and for a graph without strides."""
     computes = session.computes
     wanted = computes["step"] >= 0 if step is None else computes["step"] == step
@@ -64,8 +64,9 @@ def graph_of_step(session: Session, step: int | None) -> Graph:
 
 
 def export_graph(graph: Graph) -> Exported:
-    """The graph as an ONNX model whose weights are named and absent. It returns the values that no
-    node reads, and what was written (caches). Raises `UsageError` for a graph without strides."""
+    """The graph as an ONNX model whose weights are named and absent. Its outputs are the values
+    that no node reads, and what was written (caches). Raises `UsageError` for a graph without
+    strides."""
     b = Builder(graph)
     nodes = b.tensors.nodes
     blocks = blocks_of(nodes.op, nodes.name, nodes.layer, nodes.src, [f.name for f in graph.leafs])
@@ -80,7 +81,7 @@ def export_graph(graph: Graph) -> Exported:
         value = _checked(graph, b, i)
         if value is None:
             missing[op] = missing.get(op, 0) + 1
-            # an operator of ours, with ggml's parameters as they are
+            # an operator of ours, with ggml's parameters unchanged
             values = [ops.four(b, source) for source in nodes.src[i]]
             value = b.add(op, *values, domain=CUSTOM, op_params=[*nodes.params[i]] or [0])
         value = b.as_stored(i, value)
@@ -116,7 +117,7 @@ def _checked(graph: Graph, b: Builder, node: int) -> str | None:
     except (ArithmeticError, LookupError, ValueError):
         raise UsageError(
             f"node {node} of graph {graph.graph}, {nodes.op[node]} {nodes.name[node]!r}, has"
-            " sources or shapes that this op cannot have, so it cannot be exported; of a log,"
+            " sources or shapes that this op cannot have, so it cannot be exported; for a log,"
             " `instr check` says what is wrong"
         ) from None
 

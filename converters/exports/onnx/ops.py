@@ -164,7 +164,7 @@ def cumsum(b: Builder, node: int) -> str:
 
 
 def argsort(b: Builder, node: int) -> str:
-    """Also TOP_K, whose order ggml leaves open."""
+    """ARGSORT, and TOP_K, whose order ggml leaves open."""
     (x,) = sources_of(b, node)[:1]
     largest = b.tensors.nodes.op[node] == "TOP_K" or b.tensors.params(node)["order"] == "DESC"
     k = b.ints([b.tensors.shape(node)[3]])
@@ -292,7 +292,7 @@ _SECTIONED = ("MROPE", "IMROPE")
 
 def rope(b: Builder, node: int) -> str | None:
     """Rotates pairs by angles of their position, ROPE_BACK by the negative angles; None for images,
-    whose positions are of two dimensions."""
+    whose positions have two dimensions."""
     found, sources = b.tensors.params(node), sources_of(b, node)
     mode, n_dims, skipped = str(found["mode"]), int(found["n_dims"]), int(found["n_offs"])
     if mode not in ("NORMAL", "NEOX", *_SECTIONED):
@@ -508,7 +508,7 @@ def gated_delta_net(b: Builder, node: int) -> str | None:
         "beta": (step, (seqs, heads, 1, 1)),
         "query": (queries, (seqs, heads, 1, width)),
     }
-    # what the decayed state returns for the key is replaced by the value, in the part `beta`
+    # what the decayed state returns for the key is replaced by the value, to the degree `beta`
     steps = [
         "kept = Mul(state, decay)", "of key = Mul(kept, key)", "known = ReduceSum(of key, last)",
         "unknown = Sub(value, known)", "learned = Mul(unknown, beta)", "new = Mul(learned, key)",
@@ -534,9 +534,9 @@ def _scan(
     inner: Mapping[str, tuple[str, tuple[int, ...]]],
     steps: Sequence[str],
 ) -> str:
-    """Takes the `steps` for each token: they make `next` of `state` and the parts of the other
-    values, and `seen`, whose rows are summed up to y. The value of the node is y and the last
-    state, one after the other. `inner` has the value and the shape of each name in the steps."""
+    """Takes the `steps` for each token: they make `next` from `state` and the parts of the other
+    values, and `seen`, whose rows add up to y. The value of the node is y and the last state, one
+    after the other. `inner` has the value and the shape of each name in the steps."""
     nodes = []
     for step in [*steps, "y = ReduceSum(seen, last)"]:
         to, _, call = step.partition(" = ")

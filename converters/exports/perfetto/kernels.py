@@ -155,7 +155,7 @@ def padded_words(values: Int64) -> NDArray[np.uint64]:
     `values >> 56`.
 
     A byte of a varint holds 7 bits and says with its highest bit whether another byte follows. So
-    zero bytes of bits at the end give any number below 2**63 the same width. Every parser accepts
+    bytes of zero bits at the end give any number below 2**63 the same width. Every parser accepts
     them (https://protobuf.dev/programming-guides/encoding), but the protobuf classes write none.
     """
     x: NDArray[np.uint64] = values.astype(np.uint64)

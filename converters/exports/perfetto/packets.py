@@ -228,9 +228,9 @@ def track(
     unit: str | None = None,
     process: int = 0,
 ) -> bytes:
-    """The description of a track. Its children are in the order of their ranks; tracks of one name
-    and one parent are shown as one. With `unit` it is a counter of bytes, or of that unit; with the
-    number of a `process` it is that of a machine."""
+    """The description of a track. Its children are in the order of their ranks; tracks with one
+    name and parent are shown as one. With `unit` it is a counter of bytes, or of that unit; with
+    the number of a `process` it is that of a machine."""
     described = pb.TrackDescriptor(uuid=uuid, name=valid(name), sibling_order_rank=rank)
     if process:
         described.process.pid = process
@@ -279,15 +279,15 @@ _NOTES = {
     " and ops. An arrow leads from the submission. Times are on the clock of the trace, within the"
     " uncertainty among the arguments of a split.",
     "device waits": "Waiting for asynchronous backends.",
-    "machines": "Commands to machines of llama.cpp's RPC backend: from sending until the reply was"
-    " there, or until all was sent. Arrows lead to the machine and back: from what is inside of a"
-    " command, or from the command.",
+    "machines": "Commands to machines of llama.cpp's RPC backend: from sending until the reply"
+    " arrived, or until everything was sent. Arrows lead to the machine and back: from a slice"
+    " inside a command, or from the command itself.",
     "commands": "Commands that came over the network, from their arrival until they were done.",
     "sampler": "Choosing the next token.",
     "tokens/s": "",
     "KV": "",
     "memory": "",
-    "memory of devices": "What all contexts hold of it, and what its driver reported to be free.",
+    "memory of devices": "What contexts hold on a device, and what its driver reported as free.",
     "achieved GB/s": "",
     "achieved GFLOP/s": "",
     "page faults": "",
@@ -320,7 +320,7 @@ class Tracks:
         self._contexts: dict[int, int] = {}
         self._machines: dict[str, int] = {}
         self._suffixes: dict[int, str] = {}
-        """what the tracks below a context's are called, besides; nothing for the first"""
+        """the end of the names of the tracks below a context's; empty for the first"""
 
     def begin(self, note: str) -> None:
         """The session has begun; `note` describes it."""

@@ -54,8 +54,8 @@ def write_perfetto(
     options: Options = traced.WHOLE,
     others: Sequence[EventReader] = (),
 ) -> int:
-    """Writes the log's session to `output` as a Perfetto trace (protobuf), `others` below it; how
-    many events were left out (lenient).
+    """Writes the log's session to `output` as a Perfetto trace (protobuf), `others` below it;
+    returns how many events were left out (lenient).
 
     Raises LogError, with the line, for an event that is not whole, unless `options.lenient`; and
     UsageError when nothing of a log was selected.
@@ -74,7 +74,7 @@ class _Writer(traced.TracedLog):
     def __init__(
         self, reader: EventReader, write: Write, options: Options, name: str, before: _Writer | None
     ) -> None:
-        """`before` has written the log before."""
+        """`before` has written the previous log."""
         super().__init__(reader, options)
         self.n_flows: int = before.n_flows if before else 0
         """of all logs so far"""
@@ -98,7 +98,7 @@ class _Writer(traced.TracedLog):
         self._step_matched = False
 
     def run(self) -> int:
-        """How many events were left out."""
+        """Returns how many events were left out."""
         left_out = self.walk()
         for tokens in self._tokens.values():
             for token in tokens:
@@ -111,7 +111,7 @@ class _Writer(traced.TracedLog):
         return left_out
 
     def _check_matches(self) -> None:
-        """UsageError when a selection matched nothing."""
+        """Raises UsageError when a selection matched nothing."""
         path, kernels, chosen = self.reader.path, self._kernels, self.selection
         if chosen.steps is not None and not self._step_matched:
             seen = self._steps_seen
@@ -248,7 +248,7 @@ class _Writer(traced.TracedLog):
             self._instant(home, f"KV {kv.op}", kv.t, "kv", args)
 
     def take_tensor_stats(self, stats: schema.TensorStats) -> None:
-        """Draws the values of a tensor, of at most VALUES tensors also as counters."""
+        """Draws the values of a tensor; for at most VALUES tensors also as counters."""
         compute = self.refs.compute.event
         if not self.selection.has_step(compute.step):
             return
@@ -275,7 +275,7 @@ class _Writer(traced.TracedLog):
         opened = super().take_step_begin(step)
         self._step_matched |= opened is not None
         flows = opened.flows if opened is not None else []
-        # a prompt takes no token of before; nor does what begins anew
+        # a prompt takes no earlier token; nor does a sequence that starts again
         takes = opened is not None and opened.known.phase == "decode" and step.pos != 0
         for token in self._tokens.pop(step.ctx, ()):
             taken = takes and len(flows) < step.n_tokens
@@ -415,7 +415,7 @@ class _Writer(traced.TracedLog):
             link = f"commands to {call.machine}"
             on = self.tracks.child(self.tracks.home, link, lane=call.connection, below="machines")
             event = self._packets.event(BEGIN, on, call.name, "command", call.args)
-            events = {"request": event}  # without a way of its own, the command itself
+            events = {"request": event}  # without a slice of its own, the command itself
             packets = []
             for name, (begin, end) in call.ways:
                 events[name] = self._packets.event(BEGIN, on, name, "way")

@@ -9,7 +9,7 @@ const KEPT_SECONDS = 3600, KEPT_STEPS = 2000, KEPT_TOKENS = 1000, SHOWN_LANES = 
 
 const kept = { seconds: new Map(), steps: [], lanes: new Map(), messages: [], frame: null };
 let after = -1, lost = 0, dirty = false, stale = "Connecting …";
-let frozen = null;  // what there was when it was paused
+let frozen = null;  // the state when it was paused
 const what = () => frozen ?? kept;
 
 // --- frames ---
@@ -62,7 +62,7 @@ function take(frame) {
 
 function draw() {
   const frame = kept.frame;
-  const parts = [stale || (frame.over ? ended(frame.over) : frame.late ? "Reading what was recorded before …" : "Recording")];
+  const parts = [stale || (frame.over ? ended(frame.over) : frame.late ? "Catching up with the log …" : "Recording")];
   if (frame) {
     parts.push(clock(frame.t / 1e9), `${count(frame.n_steps)} steps`, `${count(frame.n_tokens)} tokens`);
     if (frame.n_failed) parts.push(`${count(frame.n_failed)} steps failed`);
@@ -76,7 +76,7 @@ function draw() {
   if (!frozen) drawAll();
 }
 
-// also while it is paused, when something else is to be seen of what there was
+// also while it is paused, when the user chooses to see something else
 function drawAll() {
   const frame = what().frame;
   if (!frame) return;
@@ -93,7 +93,7 @@ function drawAll() {
 
 function ended(over) {
   if (over === "closed") return "The session has ended";
-  if (over === "not closed") return "The program ended and did not close the log";
+  if (over === "not closed") return "The program ended without closing the log";
   return `Reading stopped: ${over}`;
 }
 
@@ -128,7 +128,7 @@ function drawDevices(frame) {
   $("devices").hidden = !frame.devices.length;
 }
 
-// What became of a request, or what it does.
+// What happened to a request, or what it is doing.
 function stateOf(lane, isActive) {
   if (!isActive) return lane.reason ?? (lane.over ? "done" : "idle");
   return lane.to_first === null ? "prompt" : "generating";
@@ -137,7 +137,7 @@ function stateOf(lane, isActive) {
 // The slots of a server that says which request each took, and its queue.
 function drawSlots(frame) {
   for (const part of document.querySelectorAll(".of-server")) part.hidden = !frame.slots.length;
-  text("queue-note", frame.queued ? `${count(frame.queued)} more wait, the first for ${duration(frame.waits)}.` : "None waits.");
+  text("queue-note", frame.queued ? `${count(frame.queued)} more wait, the first for ${duration(frame.waits)}.` : "None is waiting.");
   const place = $("slots"), active = new Set(frame.active);
   while (place.children.length > frame.slots.length) place.lastChild.remove();
   frame.slots.forEach((number, slot) => {
@@ -207,7 +207,7 @@ function drawText(of, lane, colour, usual) {
     let share = 0;
     if (colour === "p") share = token[3] === null ? 0 : 1 - token[3];
     else if (gap) share = Math.min(1, Math.max(0, Math.log2(gap / usual) / 4));
-    const facts = [gap === null ? "" : `${duration(gap)} after the token before`, token[3] === null ? "" : `probability ${(100 * token[3]).toFixed(1)} %`];
+    const facts = [gap === null ? "" : `${duration(gap)} after the previous token`, token[3] === null ? "" : `probability ${(100 * token[3]).toFixed(1)} %`];
     const span = make("span", { title: facts.filter(Boolean).join(", ") }, token[1]);
     if (share > 0.02) span.style.background = heatColour(0.8 * share);
     of.words.append(span);
@@ -282,7 +282,7 @@ function drawMessages() {
   while (list.childElementCount > 200) list.lastChild.remove();
 }
 
-// Keeps what there is now. The counting goes on.
+// Keeps the current state. The counting goes on.
 function pause() {
   const lanes = [...kept.lanes].map(([number, lane]) => [number, { ...lane, tokens: [...lane.tokens] }]);
   frozen = {
@@ -307,7 +307,7 @@ time.start(what, (isBack) => {
 });
 
 function pauseChanged() {
-  $("pause").textContent = frozen ? "Go on" : "Pause";
+  $("pause").textContent = frozen ? "Resume" : "Pause";
   $("pause").setAttribute("aria-pressed", Boolean(frozen));
   draw();
   drawAll();

@@ -91,7 +91,7 @@ async function openStep(step) {
 
 function showStep({ step, blocks, kernels }) {
   const title = make("p", {}, `Step ${step[0]}: ${step[2]} of ${count(step[3])} tokens, ${duration(step[6])}. ` +
-    (kernels.length ? `${count(kernels.length)} kernels in the order in which they ran:` : "The log has no ops of it; record at the level detailed."));
+    (kernels.length ? `${count(kernels.length)} kernels in the order in which they ran:` : "The log has no ops of it; record at level detailed."));
   const rows = kernels.map(([label, layer, block, gap, dur, device]) =>
     row("td", [label, device, layer < 0 ? "" : layer, blocks[block], duration(dur), duration(gap)]));
   const table = make("table", {}, row("th", ["op", "device", "layer", "block", "time", "before it"]), ...rows);

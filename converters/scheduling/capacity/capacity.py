@@ -37,7 +37,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Recorded:
-    """A server as a log has it."""
+    """A server as its log describes it."""
 
     settings: Settings
     times: StepTimes
@@ -47,13 +47,13 @@ class Recorded:
     memory: int
     """bytes of the machine, 0 if unknown"""
     other_bytes: int
-    """of the model and of computing"""
+    """of the model and of compute buffers"""
     notes: list[str] = field(default_factory=list)
     """about the log: that it was not closed, and what was skipped"""
 
 
 def recorded_server(session: Session, predict: Predict | None = None) -> Recorded:
-    """What is simulated of a log. Raises UsageError if it has too few requests."""
+    """What a simulation needs from a log. Raises UsageError if it has too few requests."""
     steps, requests = find_requests(session)
     times = fit(session, steps, requests, predict)
     kept = sorted((of for of in requests if of.token_times), key=lambda of: of.first)
@@ -63,7 +63,7 @@ def recorded_server(session: Session, predict: Predict | None = None) -> Recorde
     there = session.start.host.memory or 0
     workload = recorded_workload(requests)
     if times.drafts:
-        workload.joined = []  # drafts are drawn, so that steps have other numbers
+        workload.joined = []  # drafts are drawn at random, so steps have other numbers
     settings = replace(settings_of(session), drafts=bool(times.drafts))
     notes = session.log_end.notes()
     return Recorded(settings, times, workload, kept, there, other, notes)
@@ -74,7 +74,7 @@ class Point:
     """One load on one server; times in ns."""
 
     load: float
-    """clients, or requests in a second"""
+    """clients, or requests per second"""
     settings: Settings
     outcome: Outcome
     tokens_per_s: float
@@ -89,7 +89,7 @@ class Point:
     server_busy: float
     """share of the time"""
     unmeasured: float
-    """share of the time of steps whose like was not recorded"""
+    """share of the time in steps unlike any recorded one"""
     waits: bool = True
     """whether clients wait for their answers"""
 
@@ -130,7 +130,7 @@ def _percentiles(values: Int64) -> tuple[float, float, float]:
 LEAST = 400
 """requests that are simulated for one point"""
 ROUNDS = 10
-"""requests of each client at least, on average"""
+"""the minimum of requests per client, on average"""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Load:
         return f"{amount:g} {'client' if (amount, self.by) == (1, 'clients') else self.by}"
 
     def of(self, amount: float) -> Workload:
-        """So many clients that wait for their answers, or requests in a second."""
+        """The requests of `amount` clients that wait for their answers, or `amount` per second."""
         if self.by == "clients":
             n = max(LEAST, ROUNDS * round(amount))
             return closed_loop(self.workload, round(amount), n, self.seed)
@@ -154,8 +154,8 @@ class Load:
 
 
 class Capacity:
-    """Simulates a recorded server under other loads and settings, each once; `elsewhere` on the
-    machine that `predict` is about. `why` says why nothing is predicted."""
+    """Simulates a recorded server under other loads and settings, each once; if `elsewhere`, on the
+    machine that `predict` is for. `why` says why nothing is predicted."""
 
     def __init__(
         self, of: Recorded, load: Load, predict: Predict | None = None, elsewhere: bool = False,
@@ -170,7 +170,7 @@ class Capacity:
             self._times[of.settings.type_k, of.settings.type_v] = of.times
 
     def times(self, settings: Settings) -> StepTimes:
-        """Those of a server with these settings."""
+        """The step times of a server with these settings."""
         key = settings.type_k, settings.type_v
         if key not in self._times:
             most = self.recorded.settings.ubatch
@@ -188,7 +188,7 @@ class Capacity:
         return self._points[key]
 
     def cache_bytes(self, settings: Settings) -> int:
-        """Of the cache of a server with these settings."""
+        """The size of the cache of a server with these settings."""
         own = self.recorded.settings
         ratio = _bits(settings) / _bits(own)
         return round(self.recorded.times.bytes_of_token * ratio * settings.ctx)
@@ -205,13 +205,13 @@ class Capacity:
         if there and needed > there:
             raise UsageError(
                 f"a context of {settings.ctx:,} tokens needs {shown(needed, 'bytes')} with the"
-                f" model, this machine has {shown(there, 'bytes')}; give a smaller --ctx or another"
-                " --cache-type-k and --cache-type-v"
+                f" model, but this machine has {shown(there, 'bytes')}; give a smaller --ctx or"
+                " another --cache-type-k and --cache-type-v"
             )
         longest = max(of.prompt for of in self.load.workload.requests)
         if longest >= settings.slot_ctx:
             raise UsageError(
-                f"{settings.slots} slots have {settings.slot_ctx:,} cells each, and a prompt has"
+                f"{settings.slots} slots have {settings.slot_ctx:,} cells each, but a prompt has"
                 f" {longest:,} tokens; give fewer --slots or a larger --ctx"
             )
 
@@ -226,12 +226,12 @@ CELL_VALUES = 256
 """a length of rows that each type can have"""
 MOST_CLIENTS = 1024
 KNEE = 0.95
-"""share of the most tokens/s that is enough; and of the requests that come"""
+"""share of the maximum tokens/s that is enough; and of the requests that arrive"""
 
 
 def knee(points: Sequence[Point]) -> Point:
-    """The smallest load with about the most tokens in a second; more only waits. Of requests that
-    come at a rate, the largest that is served as it comes."""
+    """The smallest load with about the most tokens per second; with more, requests only wait. For
+    requests that arrive at a rate, the largest rate that is served as it comes."""
     if points[0].waits:
         most = max(of.tokens_per_s for of in points)
         return next(of for of in points if of.tokens_per_s >= KNEE * most)
@@ -240,7 +240,7 @@ def knee(points: Sequence[Point]) -> Point:
 
 
 def loads(first: float, last: float, whole: bool) -> list[float]:
-    """From the first to the last, each twice the one before."""
+    """From the first to the last, each twice the previous one."""
     found, now = [], first
     while now < last:
         found.append(now)
@@ -258,7 +258,7 @@ class Wish:
     text: str
     figure: Literal["first", "each", "queue"]
     place: int
-    """of the percentile in PERCENTILES"""
+    """index of the percentile in PERCENTILES"""
     most: float
     """ns"""
 
@@ -344,7 +344,7 @@ def reach(
 
 
 def other_slots(capacity: Capacity, settings: Settings) -> list[Settings]:
-    """The same with 1, 2, 4, … slots of as many cells, as far as memory allows."""
+    """The same settings with 1, 2, 4, … slots of the same size, as far as memory allows."""
     found = []
     for n in sorted({settings.slots, 1, 2, 4, 8, 16}):
         other = replace(settings, slots=n, ctx=n * settings.slot_ctx)
@@ -360,7 +360,7 @@ def other_slots(capacity: Capacity, settings: Settings) -> list[Settings]:
 
 
 def changes(capacity: Capacity, at: Point) -> list[tuple[str, Point]]:
-    """The same load with one thing changed; the most tokens in a second first."""
+    """The same load with one thing changed; the most requests per second first."""
     own, found = at.settings, list[tuple[str, Point]]()
     tried = [("twice the slots", replace(own, slots=2 * own.slots, ctx=2 * own.ctx))]
     if own.slots > 1:

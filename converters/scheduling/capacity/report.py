@@ -1,5 +1,5 @@
-"""What `instr capacity` prints: the recording beside its simulation, the figures by load, what
-limits, what would help, and the charts of both.
+"""What `instr capacity` prints: the recording beside its simulation, the figures by load, the
+bottleneck, what would help, and the charts.
 
 Invariant: cells hold unrounded numbers; the shares of the server's time add up to all of it.
 """
@@ -84,7 +84,7 @@ def reports(
     capacity: Capacity, points: Sequence[Point], wishes: Sequence[Wish] = (),
     reached: Point | None = None,
 ) -> list[Report]:  # fmt: skip
-    """What is printed of these points, which are in the order of their loads for each setting."""
+    """What is printed for these points, which are in the order of their loads for each setting."""
     best = knee([of for of in points if of.settings == points[0].settings])
     found = [replay(capacity.recorded)]
     if reached is not None:
@@ -131,7 +131,7 @@ def _loads(capacity: Capacity, points: Sequence[Point]) -> Report:
         )
     if any(of.unmeasured > 0.01 for of in points):
         notes.append(
-            "Not recorded: the share of the time of steps whose like the log lacks; they are"
+            "Not recorded: the share of the time in steps unlike any in the log; their times are"
             + (
                 " predicted."
                 if capacity.predicts
@@ -220,12 +220,12 @@ def _changes(capacity: Capacity, of: Point) -> Report:
     ]
     columns = [Column("With", key="change"), *columns_of(
         "fraction", "requests/s", "first token p95", "per token p50", "not recorded")]  # fmt: skip
-    title = f"What would change {capacity.load.text(of.load)}, most requests first"
+    title = f"Effects of changes with {capacity.load.text(of.load)}, most requests first"
     return Report(title, columns, rows, key="changes")
 
 
 def _more(new: float, old: float) -> float | None:
-    """By what part it grew; None without figures."""
+    """The relative growth; None without figures."""
     return known(new / old - 1) if old else None
 
 
@@ -235,8 +235,8 @@ def _more(new: float, old: float) -> float | None:
 def charts(
     capacity: Capacity, points: Sequence[Point], title: str, wishes: Sequence[Wish] = ()
 ) -> list[Chart]:
-    """The wait for the first token and the tokens in a second over the load; and what clients wait
-    for, with more of them than slots if there are such points."""
+    """The wait for the first token and the tokens per second over the load; and what clients wait
+    for, at a point with more clients than slots if there is one."""
     by = {(of.load, of.settings): of for of in points}
     amounts, settings = sorted({of.load for of in points}), list(dict.fromkeys(p[1] for p in by))
     names = {of: counted(of.slots, "slot") for of in settings}
@@ -258,7 +258,7 @@ def charts(
 
 
 LANES, SHOWN = 16, 3
-"""requests at once that a chart has, and how many follow each other"""
+"""concurrent requests in a chart, and how many follow one another"""
 
 
 def waiting_chart(of: Point, title: str) -> Chart:

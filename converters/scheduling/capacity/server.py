@@ -8,14 +8,14 @@ The rules are those of the pinned llama.cpp, each named with its place in tools/
   one that was used least recently: server-context.cpp:1540, 1589.
 - What a slot loses is copied to RAM, and what fits better comes back: server-context.cpp:1624,
   server-task.cpp:1711, 1793. A slot that takes a request copies the idle ones: 2417.
-- A slot keeps what the prompt begins with; one token at least is computed: 3200, 3384.
+- A slot keeps what the prompt begins with; at least one token is computed: 3200, 3384.
 - A batch has one token of each slot that generates, then prompts as long as there is room, both in
   the order of slots: 2891, 2998, 3014.
 - An answer ends where its slot's context does: 1871.
 - `batches` says how llama.cpp divides a batch.
 
 Invariant: steps follow each other. Between two events, which are an arrival that finds a free slot
-and the end of an answer, all steps are alike but for the cells that they read, so they are
+and the end of an answer, all steps are alike except for the cells that they read, so they are
 advanced at once.
 """
 
@@ -56,7 +56,7 @@ WINDOW = 256
 
 @dataclass(frozen=True)
 class Settings:
-    """Those of a server that count here."""
+    """The settings of a server that matter here."""
 
     slots: int
     ctx: int
@@ -81,7 +81,7 @@ class Settings:
 
 
 def settings_of(session: Session) -> Settings:
-    """Those of the recorded server. Raises UsageError if the log has no context."""
+    """The settings of the recorded server. Raises UsageError if the log has no context."""
     of = server_context(session.contexts.values())
     if of is None:
         raise UsageError(f"{session.path}: no requests; record a llama-server that serves some")
@@ -93,7 +93,7 @@ def settings_of(session: Session) -> Settings:
 
 @dataclass
 class Outcome:
-    """What became of each request, times in ns; and what the server did."""
+    """What happened to each request, times in ns; and what the server did."""
 
     arrival: Int64
     begin: Int64
@@ -115,15 +115,15 @@ class Outcome:
     between_ns: float = 0.0
     """in which the server worked between steps"""
     unmeasured_ns: float = 0.0
-    """of steps whose like was not recorded"""
+    """of steps unlike any recorded one"""
     attention_ns: float = 0.0
-    """of steps, that cells took"""
+    """the part of steps that cells took"""
     cells_ns: float = 0.0
     """the part of it in steps without a prompt"""
     ubatches: int = 0
     """of steps without a prompt"""
     slot_ns: float = 0.0
-    """in which slots had a request, the sum of all slots"""
+    """in which slots had a request, summed over all slots"""
 
     @property
     def took(self) -> int:
@@ -141,7 +141,7 @@ class _Slot:
     """when it was released, µs"""
     request: int = -1
     todo: int = 0
-    """tokens of the prompt that are not computed"""
+    """tokens of the prompt that are not computed yet"""
     since: int = 0
     """the step that `tokens` counts from"""
     last: int = 0
@@ -190,7 +190,7 @@ class Server:
         self._runs: dict[tuple[int, ...], tuple[float, float, bool, object, int]] = {}
 
     def run(self, on_progress: OnProgress | None = None) -> Outcome:
-        """All requests, until the last has ended."""
+        """Simulates all requests, until the last has ended."""
         arrivals, ready, total = self._arrivals, self._ready, len(self._requests)
         shown = 0
         while True:
@@ -401,7 +401,7 @@ class Server:
         return found
 
     def _sample(self, ns: float, sampled: list[_Slot]) -> None:
-        """A step of so many ns has ended; these slots get a token each, in order."""
+        """A step of `ns` has ended; these slots get a token each, in order."""
         times, end = self._times, self._now + ns
         ended = []
         for slot in sampled:
@@ -434,7 +434,7 @@ class Server:
         self._release(slot, when, output)
 
     def _steps(self) -> None:
-        """As many steps without a prompt as are alike."""
+        """Advances by all the steps without a prompt that are alike."""
         generating, times = self._generating, self._times
         n = len(generating)
         key = tuple([slot.id for slot in generating])
@@ -496,8 +496,9 @@ class Server:
             self._end(slot, when)
 
     def _decode(self, key: tuple[int, ...]) -> tuple[float, float, bool, object, int]:
-        """Of a step in which these slots generate: its ubatches, the graphs that are built again in
-        every step, whether their like was recorded, the shape of the last, and their number."""
+        """For a step in which these slots generate: the time of its ubatches and of graphs that are
+        rebuilt in every step, whether such ubatches were recorded, the last one's shape, and their
+        number."""
         times, settings = self._times, self._settings
         ns, measured, shapes = 0.0, True, []
         for ubatch in split([(i, 1) for i in key], settings.ubatch, settings.unified):
@@ -520,6 +521,6 @@ def simulate(
     seed: int = 0,
     on_progress: OnProgress | None = None,
 ) -> Outcome:
-    """What becomes of the requests on a server with these settings and step times. The same seed
+    """What happens to the requests on a server with these settings and step times. The same seed
     gives the same outcome."""
     return Server(workload, settings, times, seed).run(on_progress)

@@ -1,10 +1,10 @@
 """How long a step takes: the recorded steps, and predictions where none like it was recorded.
 
 A step computes ubatches. One of n tokens takes the time of recorded ones of n tokens, and more for
-each cell that its tokens see. Between two recorded numbers of tokens it has the shape of the
-prediction, scaled to both, or is straight without one. What a server does between two steps is a
-line in the tokens that were sampled. All times are in ns, and all but those of noise are means:
-requests take sums of them.
+each cell that its tokens see. Between two recorded numbers of tokens, the time has the shape of the
+prediction, scaled to both; without a prediction it is linear. What a server does between two steps
+is linear in the tokens that were sampled. All times are in ns, and all but those of noise are
+means: requests take sums of them.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ NEAR = 1.15
 FEW = 3
 """ubatches of a kind that are enough for a mean"""
 TRIMMED = 0.02
-"""share of the slowest and of the fastest that are no part of a mean: others disturbed them"""
+"""share of the slowest and of the fastest that a mean leaves out: other work disturbed them"""
 FEW_TOKENS = 8
-"""up to which each number is on its own, as a token more is much more"""
+"""up to which each number has a mean of its own, because one token more adds much"""
 SURE = 3.0
-"""standard errors that a slope is from 0"""
+"""standard errors by which a slope must differ from 0"""
 LEAST_CELLS = 16
-"""tokens of a prompt from which on the cost of its cells is separated from that of its tokens"""
+"""the fewest tokens of a prompt whose cost of cells is separated from that of its tokens"""
 
 
 GRID = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""tokens of predicted ubatches; the time of those between them is on straight lines"""
+"""tokens of predicted ubatches; times between them are interpolated linearly"""
 FAR, MANY = 1024, 256
-"""cells and tokens of the ubatches that tell what a cell costs"""
+"""cells and tokens of the ubatches that show what a cell costs"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Shape:
 
 
 def predicted_shape(predict: Predict, type_k: str, type_v: str, most: int) -> Shape:
-    """Of ubatches of up to `most` tokens. Raises what `predict` raises."""
+    """The predicted times of ubatches of up to `most` tokens. Raises what `predict` raises."""
     grid = [n for n in GRID if n < most] + [most]
     asked = [(n, n, 0) for n in grid] + [(n, 1, 0) for n in grid]
     asked += [(1, 1, FAR), (MANY, 1, 0), (MANY, 1, FAR)]
@@ -91,13 +91,13 @@ class Curve:
         self._slope, self._start = _line(self._tokens, self._ns)
 
     def at(self, n: int) -> float:
-        """Of `n` tokens, ns."""
+        """The time of `n` tokens, ns."""
         base = [self._base(of) for of in self._tokens]
         ratios = [ns / of for ns, of in zip(self._ns, base, strict=True)]
         return float(np.interp(n, self._tokens, ratios)) * self._base(n)
 
     def is_near(self, n: int) -> bool:
-        """Whether ubatches of about so many tokens were recorded."""
+        """Whether ubatches of about `n` tokens were recorded."""
         at = bisect_left(self._tokens, n)
         near = self._tokens[max(at - 1, 0) : at + 1]
         return any(max(n / of, of / n) <= NEAR for of in near)
@@ -112,7 +112,7 @@ class Curve:
 
 
 def _line(tokens: Sequence[float], ns: Sequence[float]) -> tuple[float, float]:
-    """The slope and the start of a line through the means, none of them below 0."""
+    """The slope and the start of a line through the means, neither of them below 0."""
     if len(tokens) < 2:
         return 0.0, ns[0] if ns else 0.0
     slope, start = np.polyfit(tokens, ns, 1)
@@ -123,8 +123,8 @@ def _line(tokens: Sequence[float], ns: Sequence[float]) -> tuple[float, float]:
 
 @dataclass
 class Noise:
-    """Deviations of recorded steps from their means, in the order in which they came: those near
-    each other resemble each other. Each run of steps takes the next ones."""
+    """Deviations of recorded steps from their means, in recorded order, because neighbours resemble
+    each other. Each run of steps takes the next ones."""
 
     sums: list[float]
     """the sum of the first i deviations of decodes, as parts of their means"""
@@ -151,15 +151,15 @@ class StepTimes:
     decode: Curve
     """of ubatches with an output for each token"""
     prompt: Curve
-    """of those with one output at most"""
+    """of those with at most one output"""
     cell_ns: float
     """of a cell that a token sees"""
     prompt_cell_ns: float
-    """the same of a prompt"""
+    """the same for a prompt"""
     rebuild_ns: float = 0.0
     """of a graph that cannot be used again"""
     step_ns: float = 0.0
-    """of a step beside its ubatches"""
+    """of a step outside its ubatches"""
     between_ns: float = 0.0
     """between two steps"""
     token_ns: float = 0.0
@@ -183,15 +183,15 @@ class StepTimes:
     decode_noise: Sequence[float] = (0.0,)
     prompt_noise: Sequence[float] = (0.0,)
     others: bool = False
-    """whether all steps are of another kind than the recorded ones"""
+    """whether all steps are of a kind that was not recorded"""
     shape: Shape | None = None
     """the prediction that it follows, None without one"""
     _known: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def predicted(self, predict: Predict | None, type_k: str, type_v: str, most: int) -> StepTimes:
-        """The times with other types of the cache or on another machine: as much longer or shorter
-        as the prediction is, or the prediction itself if there is none of the recorded ones. The
-        same without one."""
+        """The times with other types of the cache or on another machine: those recorded, scaled by
+        the ratio of the predictions, or the new prediction itself if the recorded server has none.
+        Without `predict`, the times stay the same."""
         if predict is None:
             return replace(self, others=True, _known={})
         new = predicted_shape(predict, type_k, type_v, most)
@@ -215,7 +215,7 @@ class StepTimes:
         )  # fmt: skip
 
     def ubatch(self, tokens: int, outputs: int) -> float:
-        """Of so many tokens, without the cells that they see."""
+        """The time of a ubatch with these tokens, without the cells that they see."""
         key = tokens, outputs
         if (ns := self._known.get(key)) is None:
             if outputs == tokens:
@@ -228,12 +228,12 @@ class StepTimes:
         return ns
 
     def is_measured(self, tokens: int, outputs: int) -> bool:
-        """Whether the like of it was recorded."""
+        """Whether such a ubatch was recorded."""
         curve = self.decode if outputs == tokens else self.prompt
         return not self.others and curve.is_near(tokens)
 
     def drafting(self, drafted: Sequence[int], tokens: int) -> float:
-        """The draft model's part of a step with so many tokens: it makes drafts of these lengths
+        """The draft model's part of a step with `tokens` tokens: it makes drafts of these lengths
         for its slots, one token of each at a time, and follows the batch."""
         ns = self.follow.at(tokens) if self.follow else 0.0
         if self.draft:
@@ -242,7 +242,7 @@ class StepTimes:
         return ns
 
     def noise(self, seed: int) -> Noise:
-        """The same for the same seed."""
+        """The noise of steps; the same seed gives the same."""
         longest = 2 * MOST_RUN
         of = np.array(self.decode_noise, np.float64)
         repeated = np.resize(of, max(len(of), longest))
@@ -251,7 +251,7 @@ class StepTimes:
         return Noise(sums, list(self.prompt_noise), random, random.randrange(len(of)))
 
     def without_noise(self) -> StepTimes:
-        """All steps take their mean."""
+        """The same times, with all steps taking their mean."""
         return replace(self, decode_noise=(0.0,), prompt_noise=(0.0,))
 
 
@@ -279,8 +279,8 @@ def fit(
     predict: Predict | None = None,
 ) -> StepTimes:
     """The times of the server that a log recorded; `steps` and `requests` are those of
-    `find_requests`. What was not recorded is as `predict` says. Raises UsageError if the log has
-    none, or too few steps."""
+    `find_requests`. What was not recorded comes from `predict`. Raises UsageError if the log has no
+    requests, or too few steps."""
     context = server_context(session.contexts.values())
     if context is None or not any(of.token_times for of in requests):
         raise UsageError(f"{session.path}: no requests; record a llama-server that serves some")
@@ -318,8 +318,8 @@ def fit(
 def _recorded(
     session: Session, steps: Table, context: Context
 ) -> tuple[list[_Ubatch], list[float], list[float]]:
-    """The ubatches whose composition is known; the times of graphs that were built; and those of
-    steps beside their ubatches."""
+    """The ubatches whose composition is known; the times of graphs that were built; and the times
+    of steps outside their ubatches."""
     from llamacpp_instr.converters.scheduling.capacity.batches import split
 
     parts: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
@@ -361,7 +361,7 @@ def _recorded(
 
 
 def _cell_ns(ubatches: Sequence[_Ubatch], otherwise: float) -> float:
-    """The slope of the time over the cells, among ubatches with about as many tokens."""
+    """The slope of the time over the cells, among ubatches with similar numbers of tokens."""
     groups: dict[int, list[_Ubatch]] = defaultdict(list)
     for of in ubatches:
         groups[of.tokens if of.outputs == of.tokens else round(np.log(of.tokens) / 0.1)].append(of)
@@ -377,7 +377,7 @@ def _cell_ns(ubatches: Sequence[_Ubatch], otherwise: float) -> float:
         x = np.stack([work - work.mean(), n - n.mean()])
         y = ns - ns.mean()
         if x[1].any():
-            # what the tokens explain is not the cells'
+            # what the tokens explain is not due to the cells
             x[0] -= x[1] * (x[0] @ x[1]) / (x[1] @ x[1])
             y = y - x[1] * (y @ x[1]) / (x[1] @ x[1])
         above += float(x[0] @ y)
@@ -392,7 +392,7 @@ def _cell_ns(ubatches: Sequence[_Ubatch], otherwise: float) -> float:
 
 
 def _curve(ubatches: Sequence[_Ubatch], cell_ns: float, shape: Sequence[float] | None) -> Curve:
-    """The mean of each number of tokens; of about as many, if there are few."""
+    """The mean for each number of tokens; for similar numbers together, if ubatches are few."""
     groups: list[list[_Ubatch]] = []
     for of in sorted(ubatches, key=lambda of: of.tokens):
         exact = of.outputs == of.tokens or of.tokens <= FEW_TOKENS
@@ -412,7 +412,7 @@ def _curve(ubatches: Sequence[_Ubatch], cell_ns: float, shape: Sequence[float] |
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Without the extremes."""
+    """The mean without the extremes."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -478,7 +478,7 @@ def _add_between(
 
 
 def _add_drafts(made: StepTimes, session: Session, steps: Table) -> None:
-    """What drafts had, and the time of those that drafted: `Batches` says which steps verify."""
+    """What drafts had, and the time of steps that drafted: `Batches` says which steps verify."""
     counted = set(steps["step"].tolist())
     sampled = Counter(session.tokens.tuples("step", "seq"))
     columns = session.sequences.tuples("step", "seq", "tokens", "outputs", "prompt")

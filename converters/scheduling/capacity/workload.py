@@ -1,9 +1,8 @@
-"""What clients ask of a server: the recorded requests, the same at another rate or of another
+"""What clients ask of a server: the recorded requests, the same at another rate or from another
 number of clients, or requests drawn from distributions.
 
-Invariant: a text is a tuple of pieces. Two texts have as many tokens in common as their equal
-pieces at the beginning, so that a server which is simulated finds in its slots what a real one
-finds there.
+Invariant: a text is a tuple of pieces. Two texts have in common the tokens of the equal pieces at
+their beginning, so a simulated server finds in its slots what a real one finds there.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Request:
     text: Text
     """of the prompt"""
     output: int
-    """tokens that it gets, unless its slot's context ends before"""
+    """tokens that it gets, unless its slot's context ends first"""
     think: int = 0
     """from the end of the client's last request, if each client waits for its answer"""
     next: int = -1
@@ -50,7 +49,7 @@ class Request:
 
 @dataclass
 class Workload:
-    """Requests in the order of their arrival, or in which clients take them."""
+    """Requests in the order of their arrival, or in the order in which clients take them."""
 
     requests: list[Request]
     clients: int = 0
@@ -65,7 +64,7 @@ class Workload:
 
 
 def common(a: Text, b: Text) -> int:
-    """The tokens at the beginning of both texts."""
+    """The number of tokens that both texts begin with."""
     n = 0
     for (of_a, tokens_a), (of_b, tokens_b) in zip(a, b, strict=False):
         if of_a != of_b:
@@ -110,7 +109,7 @@ def recorded_workload(requests: Sequence[RecordedRequest]) -> Workload:
             text = (*text, (i, prompt - shared))
         output = len(of.token_times)
         found.append(Request(of.first - start, text, output))
-        # a conversation: the prompt has the answer of another
+        # a conversation: the prompt contains the answer to another
         goes_on = shared and any(what == answer_piece(parent) for what, _ in text)
         if goes_on and found[parent].next < 0:
             found[parent].next, found[i].goes_on = i, True
@@ -130,7 +129,7 @@ def recorded_workload(requests: Sequence[RecordedRequest]) -> Workload:
 
 
 def _split_shared(requests: Sequence[Request]) -> None:
-    """Makes two pieces of one that others have only the beginning of."""
+    """Splits a piece in two if others have only the beginning of it."""
     longest: dict[int, int] = {}
     for number, of in enumerate(requests):
         for what, n in of.text:
@@ -150,7 +149,7 @@ def _split_shared(requests: Sequence[Request]) -> None:
 def _shared(
     of: RecordedRequest, prompt: int, in_slot: dict[int, int], whole: Sequence[Text]
 ) -> tuple[int, int]:
-    """How many tokens of a prompt an earlier one begins with, and which."""
+    """How many tokens a prompt shares with the beginning of an earlier text, and which."""
     if of.taken is None:
         shared, other = of.reused, False
     else:
@@ -166,12 +165,12 @@ def _shared(
 
 
 STEADY = 0.8
-"""share of the arrivals at which as many clients as always wait, if each asks after its answer"""
+"""share of the arrivals at which the usual number of clients wait, if each asks after its answer"""
 
 
 def _find_clients(made: Workload, arrivals: Sequence[int], ends: Sequence[int]) -> None:
-    """Sets the number of clients that waited for their answers, if there were such, and for each
-    request which answer it came after, and how long."""
+    """Sets the number of clients that waited for their answers, if there were any, and for each
+    request the answer that it came after, and how long after it."""
     by_end = sorted(range(len(ends)), key=ends.__getitem__)
     ordered = [ends[i] for i in by_end]
     waiting = [i + 1 - bisect_left(ordered, t) for i, t in enumerate(arrivals)]
@@ -185,8 +184,8 @@ def _find_clients(made: Workload, arrivals: Sequence[int], ends: Sequence[int]) 
 
 
 def as_recorded(of: Workload) -> Workload:
-    """Each client asks what it asked in the recording, as long after its answer; without clients
-    that waited for their answers, each request arrives at its time. It joins the same step."""
+    """Each client asks what it asked in the recording, after the same pause; without clients that
+    waited for their answers, each request arrives at its time. It joins the same step."""
     if not of.clients:
         return replace(of, joins=bool(of.joined))
     following = {before: i for i, before in enumerate(of.after)}
@@ -210,7 +209,7 @@ def closed_loop(of: Workload, clients: int, n: int, seed: int) -> Workload:
 
 
 def at_rate(of: Workload, rate: float, n: int, seed: int) -> Workload:
-    """At least `n` requests like those of `of` that arrive at random, so many in a second."""
+    """At least `n` requests like those of `of`, which arrive at random at this mean rate."""
     draw = random.Random(seed)
     requests = repeated(of.requests, n, draw)
     t = 0.0
@@ -223,7 +222,7 @@ def at_rate(of: Workload, rate: float, n: int, seed: int) -> Workload:
 
 def scaled(of: Workload, prompt: float, answer: float = 1.0) -> Workload:
     """The same requests with longer or shorter prompts and answers. What several conversations
-    begin with stays as long as it is."""
+    begin with keeps its length."""
     uses = _uses(_conversations(of.requests), of.requests)
 
     def longer(request: Request) -> Request:
@@ -236,7 +235,7 @@ def scaled(of: Workload, prompt: float, answer: float = 1.0) -> Workload:
 
 
 def _conversations(requests: Sequence[Request]) -> list[list[int]]:
-    """The numbers of requests that go on with each other."""
+    """The numbers of the requests of each conversation."""
     found = []
     for i, of in enumerate(requests):
         if not of.goes_on:
@@ -255,8 +254,8 @@ def _uses(conversations: Sequence[Sequence[int]], requests: Sequence[Request]) -
 
 
 def repeated(requests: Sequence[Request], n: int, draw: random.Random) -> list[Request]:
-    """The requests in another order, again and again with other texts until there are `n`. What
-    several conversations have in common stays the same."""
+    """The requests in another order, repeated with other texts until there are `n`. What several
+    conversations have in common stays the same."""
     chains = _conversations(requests)
     uses = _uses(chains, requests)
     fresh = 1 + max((abs(what) for what in uses), default=0) + len(requests)

@@ -35,7 +35,7 @@ LONGER = {
 }
 """where a step ends, by request and by the protocol's granularity"""
 BY_USER = ("launch", "continue", "pause", *LONGER)
-"""requests of a user: a message may pop up; editors send others themselves, as at each hover"""
+"""requests of a user: an error may pop up; editors send others on their own, as for each hover"""
 _SUPPORTED = (
     "ConfigurationDoneRequest", "FunctionBreakpoints", "ConditionalBreakpoints",
     "HitConditionalBreakpoints", "EvaluateForHovers", "SetVariable", "SteppingGranularity",
@@ -105,7 +105,7 @@ class Adapter:
     def __init__(
         self, send: Callable[[Json], None], launch: Launch, words: Callable[[str], str] = str
     ) -> None:
-        """`words` names in a message about the run what its client can change."""
+        """`words` makes a message about the run name what its client can change."""
         self._send_message, self._make, self._words = send, launch, words
         self._lock = threading.RLock()
         self._seq = 0
@@ -130,8 +130,8 @@ class Adapter:
         """whether the client has disconnected"""
 
     def handle(self, message: Json, reply: Callable[[Json], None] | None = None) -> None:
-        """Answer a message with `reply`, by default `send`; so are errors. Raises `ProtocolError`
-        if it is none."""
+        """Answer a message, also with an error, through `reply`, by default `send`. Raises
+        `ProtocolError` if it is not a message."""
         try:
             request = msgspec.convert(message, Request)
         except msgspec.ValidationError as error:
@@ -238,8 +238,8 @@ class Adapter:
 
     # --- requests ---
 
-    # Each is answered by the method of its name, whose parameters are the request's arguments:
-    # here, of the listings, the breakpoints or the variables.
+    # Each is answered by the method of its name, of this class, the listings, the breakpoints or
+    # the variables; the method's parameters are the request's arguments.
 
     def _answer(self, request: Request) -> Json | None:
         name = request.command
@@ -280,7 +280,7 @@ class Adapter:
 
     def do_launch(self, /, **arguments: Any) -> None:
         if self._program is not None:
-            raise UsageError("launch: a model runs already")
+            raise UsageError("launch: a model is already running")
         self._program = self._make(arguments, self)
         self._begin()
 
@@ -356,7 +356,7 @@ class Adapter:
 
     def _step(self, steps: dict[str, Go], granularity: str = "statement") -> None:
         if granularity not in steps:
-            raise UsageError(f"granularity {granularity[:60]!r} is none of {', '.join(steps)}")
+            raise UsageError(f"granularity {granularity[:60]!r} is not one of {', '.join(steps)}")
         self._then.append(self._go_on(steps[granularity]))
 
     def _go_on(self, go: Go) -> Callable[[], None]:

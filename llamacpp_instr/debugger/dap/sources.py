@@ -4,7 +4,7 @@ breakpoints that a client sets: lines of a listing, our breakpoints' text, excep
 Graphs with the same listing share one. Its name, `graph-1` for the first, is the same in every
 session that computes the same graphs, so a breakpoint that an editor kept finds its line again. A
 client sends all breakpoints of one kind, or of one source, at once. One that it sends again keeps
-its id and its hits. One in a line holds for the op of that line in every graph.
+its id and its hits. One on a line applies to the op of that line in every graph.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SourceArgument(msgspec.Struct, rename="camel"):
 
     @property
     def reference(self) -> int:
-        """That of one of our texts, which may come later, by its path; 0 for the client's files."""
+        """The number of one of our texts, which may come later, by its path; 0 for other files."""
         match = _NAME.search(self.path or self.name or "")
         return self.source_reference or (int(match[1]) if match else 0)
 
@@ -52,8 +52,8 @@ class Sources(dict[tuple[str, ...], Listing]):
     """The listings of a session: the first one with these lines, in the order of references."""
 
     def of(self, graph: LiveGraph) -> Listing:
-        """The listing of a graph, of its own nodes: another one with the same lines may have other
-        views between them. It has a new reference, if no graph had the same lines."""
+        """The listing of a graph, with its own nodes: another one with the same lines may have
+        other views between them. It gets a new reference if no graph had the same lines."""
         listing = graph.listing
         same = self.setdefault(listing.lines, listing)
         listing.reference = same.reference or len(self)
@@ -98,7 +98,7 @@ class Wanted(msgspec.Struct, rename="camel", frozen=True):
         match = re.fullmatch(r"(>=|>|==?)?\s*(\d{1,9})", text)
         if not match or match[1] in ("=", "=="):
             raise UsageError(
-                f"hit condition {text[:60]!r}: give the first hit that stops, as 3 or >= 3"
+                f"hit condition {text[:60]!r}: give the first hit that stops, such as 3 or >= 3"
             )
         return int(match[2]) + (match[1] == ">")
 
@@ -139,7 +139,7 @@ class Breakpoints:
         return self._replace(f"line {key.rpartition('/')[2]}", moved, source)
 
     def do_setFunctionBreakpoints(self, breakpoints: Sequence[Wanted] = ()) -> Json:
-        """Their names are our text, as `ffn_out-* if absmax > 60`."""
+        """Their names are our text, such as `ffn_out-* if absmax > 60`."""
         return self._replace("function", breakpoints)
 
     def do_setExceptionBreakpoints(self, filters: Sequence[str] = ()) -> Json:
@@ -225,13 +225,13 @@ class Breakpoints:
             placed.verified, placed.message = True, ""
 
     def _of_line(self, placed: Placed) -> Breakpoint | None:
-        """At the op of a line, by its name; of several in a graph, also by what it reads."""
+        """A breakpoint at a line's op, by its name; if several have it, also by what it reads."""
         source, wanted = placed.source, placed.wanted
         assert source is not None
         text = self._sources.find(source)
         if text is None:
             placed.message = (
-                "verified when its graph is computed" if source.reference else "it lists no graph"
+                "verified when its graph is computed" if source.reference else "no graph's listing"
             )
             return None
         line = min((at for at in text.nodes if at >= wanted.line), default=None)
@@ -254,7 +254,7 @@ def _of_text(wanted: Wanted) -> Breakpoint:
     point = Breakpoint.parse(text)
     if wanted.stripped_condition:
         if point.condition is not None:
-            raise UsageError(f"breakpoint {text!r} has a condition already")
+            raise UsageError(f"breakpoint {text!r} already has a condition")
         point = Breakpoint.parse(f"{text} if {wanted.stripped_condition}")
     if wanted.hit_condition:
         point.from_hit = wanted.from_hit

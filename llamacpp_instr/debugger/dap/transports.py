@@ -1,10 +1,10 @@
 """Carries the protocol: its messages as bytes, over standard input and output, and over TCP to this
 machine's own user.
 
-Invariant: with standard output nothing but messages leaves through it, whatever else this process,
-or a library, prints. TCP is served on the loopback interface only. A client that does not read
-never holds the run: messages wait for it in a thread of their own. What is read is bounded, and is
-a whole message or a `ProtocolError`, as a browser's request: its first line is no header of ours.
+Invariant: on standard output, nothing but messages leaves, whatever else this process or a library
+prints. TCP is served on the loopback interface only. A client that does not read never holds up the
+run: messages wait for it in a thread of their own. What is read is bounded, and is a whole message
+or a `ProtocolError`, such as a browser's request: its first line is not one of our headers.
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ def _read_header(stream: BinaryIO) -> int | None:
 
 def serve_stdio(make: MakeAdapter) -> None:
     """Serve the client at standard input until it disconnects. Raises `ProtocolError` for what is
-    no message; the run is ended, and its log is whole, in every case."""
+    not a message; in every case the run is ended, and its log is whole."""
     with os.fdopen(os.dup(1), "wb", buffering=0) as out, ends_by_signals():
-        os.dup2(2, 1)  # what else is printed goes to standard error
+        os.dup2(2, 1)  # whatever else is printed goes to standard error
         serve(sys.stdin.buffer, out, make, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def serve_tcp(make: MakeAdapter, port: int, ready: Callable[[int], None]) -> None:
-    """Serve one client after the other on a port of the loopback interface, until Ctrl-C; 0 takes a
-    free one, and `ready` gets it. Raises `UsageError` if the port is in use."""
+    """Serve one client after the other on a port of the loopback interface, until Ctrl-C; port 0
+    takes a free one, and `ready` gets it. Raises `UsageError` if the port is in use."""
     with socket.socket() as listener, ends_by_signals():
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -127,7 +127,7 @@ def serve_tcp(make: MakeAdapter, port: int, ready: Callable[[int], None]) -> Non
                 if is_ours(address, listener.getsockname()):
                     _serve_connection(connection, make)
                 else:
-                    notice("a connection of another user was refused")
+                    notice("a connection from another user was refused")
 
 
 def serve(source: BinaryIO, out: RawIOBase, make: MakeAdapter, hang_up: Callable[[], None]) -> None:
@@ -192,7 +192,7 @@ def _serve_connection(connection: socket.socket, make: MakeAdapter) -> None:
 
 @contextlib.contextmanager
 def ends_by_signals() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end what is inside: editors stop an adapter like this."""
+    """Ctrl-C, SIGTERM and SIGHUP end what is inside: editors stop an adapter this way."""
     interrupt = signal.default_int_handler
     with contextlib.suppress(KeyboardInterrupt), handled(interrupt, "SIGTERM", "SIGHUP"):
         yield

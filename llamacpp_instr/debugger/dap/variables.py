@@ -1,8 +1,8 @@
 """The stack of a stop, from the op outwards (op, block, layer, step), and its variables: scopes,
 tensors, their rows and elements, page by page.
 
-A reference is valid until the compute goes on, and is never used again. A tensor's values are read
-when a client asks for what is in it. Rows are its outermost dimension in numpy's order, the tokens.
+A reference is valid until the compute goes on, and is never reused. A tensor's values are read when
+a client asks for what is in it. Rows are its outermost dimension in numpy's order, the tokens.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Part:
     address: int
     index: tuple[int, ...] = ()
     some: range | None = None
-    """of its rows, or elements, those that are meant; None for all"""
+    """those of its rows, or elements, that are meant; None for all"""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ class Part:
 
     @property
     def type(self) -> str:
-        """As `F32[5×256]`."""
+        """Such as `F32[5×256]`."""
         dims = "×".join(str(n) for n in self.shape)
         return TYPES[tensors.tensor_at(self.address).type].name + (f"[{dims}]" if dims else "")
 
@@ -96,7 +96,7 @@ class Part:
         return not self.index and self.some is None
 
     def at(self, *index: int) -> Part:
-        """What is in it."""
+        """The part at `index` of this one."""
         return Part(self.name, self.address, (*self.index, *index))
 
 
@@ -106,7 +106,7 @@ Content = Part | tuple[Part, ...] | Callable[[], list[Json]]
 
 class Variables:
     """The variables of one stop after the other; `stopped` returns it, or raises `UsageError`. A
-    `paged` client asks for elements by page, others get groups of `PAGE`; a `typed` takes types."""
+    `paged` client asks for elements by page, others get groups of `PAGE`; `typed` ones, types."""
 
     def __init__(self, commands: Commands, stopped: Callable[[], Stop]) -> None:
         self.paged = self.typed = False
@@ -117,7 +117,7 @@ class Variables:
         self._values = lru_cache(_KEPT)(tensors.read)
 
     def begin(self, stop: Stop | None) -> None:
-        """From now on everything is about `stop`, and earlier references are wrong; None if the
+        """From now on everything is about `stop`, and earlier references are invalid; None if the
         compute has gone on, and nothing can be asked."""
         self.frames = frames_of(stop) if stop is not None else []
         self._begin += len(self._contents)
@@ -150,7 +150,7 @@ class Variables:
         start: int = 0,
         count: int = 0,
     ) -> Json:
-        """Of elements `count` from `start` on, 0 for all."""
+        """What a reference stands for; of elements, `count` from `start` on, 0 for all."""
         content = self._content(variables_reference)
         found: list[Json] = []
         if isinstance(content, tuple):
@@ -165,7 +165,7 @@ class Variables:
         return {"variables": list(map(self.known, found))}
 
     def known(self, variable: Json, *without: str) -> Json:
-        """What the client takes of a variable."""
+        """The keys of a variable that the client takes."""
         if not self.typed:
             without += ("type",)
         return {key: value for key, value in variable.items() if key not in without}
@@ -176,7 +176,7 @@ class Variables:
         if isinstance(content, Part):
             match = re.fullmatch(r"\[(\d{1,18})\]", name)
             if not match or int(match[1]) not in content.rows:
-                raise UsageError(f"{name[:60]!r} cannot be set; an element, as [0], can")
+                raise UsageError(f"{name[:60]!r} cannot be set; an element, such as [0], can")
             part = content.at(int(match[1]))
         else:
             named = content if isinstance(content, tuple) else ()
@@ -194,15 +194,15 @@ class Variables:
         self._values.cache_clear()
 
     def named(self, expression: str) -> Json:
-        """The tensor of a name, or a row or an element of it, as `name[3][5]`. Raises `UsageError`
-        if its values are not at hand, or it has no such element."""
+        """The tensor of a name, or a row or an element of it: `name[3][5]`. Raises `UsageError` if
+        its values are not at hand, or it has no such element."""
         found = re.fullmatch(r"(.*?)((?:\[\d{1,9}\])*)", expression, re.DOTALL)
         assert found is not None
         name, index = found[1], tuple(map(int, re.findall(r"\d+", found[2])))
         tensor, values = self.values(name)
         sizes = zip(index, values.shape, strict=False)
         if len(index) > values.ndim or any(i >= size for i, size in sizes):
-            raise UsageError(f"{expression[:60]!r} is not in it: {name} is {tensor.type}")
+            raise UsageError(f"{expression[:60]!r} does not exist: {name} is {tensor.type}")
         return self._variable(tensor.at(*index), name)
 
     def values(self, name: str | None) -> tuple[Part, Array]:
@@ -219,8 +219,8 @@ class Variables:
         columns: Cells = 256,
         bins: Cells = 40,
     ) -> Json:
-        """Our one request beside the protocol's, with which a client draws the result of the op, or
-        the tensor called `name`; of it a `slice` as `[3, :8]`."""
+        """A request of our own, with which a client draws the result of the op, the tensor called
+        `name`, or a `slice` of it, such as `[3, :8]`."""
         tensor, values = self.values(name)
         drawn = picture(values, slice, rows, columns, bins)
         return {"name": tensor.name, "type": tensor.type, **drawn}
@@ -244,7 +244,7 @@ class Variables:
         return variable | _evaluated(self._name(tensor), ())
 
     def _name(self, tensor: Part) -> str:
-        """What `named` knows the tensor by; empty if its name is that of another one, too."""
+        """What `named` knows the tensor by; empty if another one has the same name."""
         try:
             return tensor.name if self._stopped().address(tensor.name) == tensor.address else ""
         except UsageError:
@@ -312,7 +312,7 @@ class Variables:
         self._stopped()
         at = reference - self._begin
         if not 0 <= at < len(self._contents):
-            raise UsageError(f"variables {reference} are not those of this stop")
+            raise UsageError(f"variables {reference} do not belong to this stop")
         return self._contents[at]
 
     def _read(self, of: Part) -> Array:

@@ -1,7 +1,7 @@
 """Serves the debugger's page, and the protocol over its WebSocket, to any number of browsers.
 
 Invariant: both lie under the random name of `serving`, which checks Host and Origin. A browser that
-comes, or comes back, first gets `instr/state`, the sum of the events so far, and shows that stop.
+connects or reconnects first gets `instr/state`, the sum of the events so far, and shows that stop.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from llamacpp_instr.debugger.tensors import heat_map, read, tensor_at
 from llamacpp_instr.lab.view.tensors import Tensors, weight_routes
 from llamacpp_instr.report.serving import LoopbackServer, page_routes
 
-TEXT_KEPT = 1 << 16  # characters of the generated text, its end
+TEXT_KEPT = 1 << 16  # characters at the end of the generated text
 LINES_KEPT = 200  # about the run, not what the model generates
 MOST_TOKENS = 1024  # tokens of a compute, or cells, in one answer: the last ones
 SMALL, LARGE = (24, 48), (128, 256)
@@ -46,7 +46,7 @@ Send = Callable[[bytes], None]
 
 
 class SharedRun:
-    """A debugged run for all browsers: an answer goes to who asked, an event to all."""
+    """A debugged run for all browsers: an answer goes to the one that asked, an event to all."""
 
     def __init__(self, launch: Launch, has_weights: bool = False) -> None:
         self.adapter = PageAdapter(self._send, launch)
@@ -55,7 +55,7 @@ class SharedRun:
         self.on_quit: Callable[[], None] = lambda: None
         """called when a browser ends the session, before the run is ended"""
         self._started = threading.Event()
-        self._requests = threading.Lock()  # held by who is answered
+        self._requests = threading.Lock()  # held while a request is answered
         self._lock = threading.RLock()  # of what follows
         self._browsers: list[Send] = []
         self.state: Json = {
@@ -66,8 +66,8 @@ class SharedRun:
         """what a browser that joins is told; `lines` are about the run, not what it generates"""
 
     def start(self, breakpoints: Sequence[str], wait: bool = True) -> None:
-        """Launch the run and, to `wait`, wait until its first compute begins. Raises `UsageError`
-        if it is refused, or ends before."""
+        """Launch the run and, with `wait`, wait until its first compute begins. Raises `UsageError`
+        if it is refused, or ends before that."""
         self._ask("initialize", {"supportsVariablePaging": True})
         self._ask("launch", {})
         wanted = [{"name": text} for text in breakpoints]
@@ -85,12 +85,12 @@ class SharedRun:
             browser(_event("instr/state", self.state))
 
     def leave(self, browser: Send) -> None:
-        """It gets nothing any more."""
+        """Send it nothing more."""
         with self._lock:
             self._browsers = [one for one in self._browsers if one is not browser]
 
     def handle(self, browser: Send, data: str) -> None:
-        """Answer a message of a browser. Raises `ProtocolError` if it is none."""
+        """Answer a message of a browser. Raises `ProtocolError` if it is not one."""
         self._answer(decode_message(data), browser)
 
     def tell(self, name: str, body: Json, but: Send | None = None) -> None:
@@ -186,7 +186,7 @@ def _first_word(text: str) -> str:
 
 
 class PageAdapter(Adapter):
-    """Answers what the page asks for beside the protocol, because a console's text cannot be drawn.
+    """Answers what the page asks for beyond the protocol, because a console's text cannot be drawn.
     It follows its debugger, to see the tokens of every compute."""
 
     def __init__(self, send: Callable[[Json], None], launch: Launch) -> None:
@@ -199,7 +199,7 @@ class PageAdapter(Adapter):
         self.debugger.followers.append(self)
 
     def wants(self, graph: LiveGraph, ubatch: Ubatch) -> Collection[int]:
-        """No nodes; keeps into which cells the compute is going to write which tokens."""
+        """No nodes; notes which tokens the compute is going to write into which cells."""
         if graph is not self._graph:
             self._graph, self._writes = graph, _cache_writes(graph)
         if ubatch.tokens is None or ubatch.positions is None:
@@ -274,7 +274,7 @@ class PageAdapter(Adapter):
 
 def _cache_writes(graph: LiveGraph) -> dict[int, tuple[int, int]]:
     """By layer: the number of the cache of its keys, and the address of the tensor with the cell of
-    each token. Caches with several streams have other cells than a row of attention: left out."""
+    each token. Caches with several streams are left out: their cells are not those of a row."""
     found: dict[int, tuple[int, int]] = {}
     numbers: dict[int, int] = {}
     for node in graph.nodes:
@@ -288,7 +288,7 @@ def _cache_writes(graph: LiveGraph) -> dict[int, tuple[int, int]]:
 
 
 class DebugServer(LoopbackServer):
-    """A server of `shared`; the rest is as of `LoopbackServer`."""
+    """A server of `shared`; the rest is as in `LoopbackServer`."""
 
     def __init__(self, shared: SharedRun, port: int = 0, tensors: Tensors | None = None) -> None:
         super().__init__(port)
@@ -297,7 +297,7 @@ class DebugServer(LoopbackServer):
         """the weights of the tab"""
 
     def run(self, started: Callable[[], None]) -> None:
-        """Serve until a browser ends the session, Ctrl-C or SIGTERM; `started` is as of `serve`."""
+        """Serve until a browser ends the session, Ctrl-C or SIGTERM; `started` is as in `serve`."""
         own: list[BaseRoute] = [
             *page_routes("llamacpp_instr.debugger.page"),
             WebSocketRoute("/dap", self._talk),

@@ -2,11 +2,11 @@
 
 A tensor that model-parallel shards split is joined along the axis that Meta's code splits
 (ColumnParallelLinear: rows of the matrix, RowParallelLinear: columns, ParallelEmbedding: the width
-or the words). Q and K keep Meta's names: RoPE rotates neighbors there, as in llama.cpp, and in
+or the words). Q and K keep Meta's names: there RoPE rotates neighbors, as in llama.cpp, but in
 Hugging Face's layout the two halves of a head, so the converter reorders rows by those names.
 
-Of Llama 3's tokenizer, Meta stores the ranks of tiktoken: lines of a token's bytes in base64 and
-its number. The names of special tokens are in Meta's code only (`models/llama3/tokenizer.py` in
+For Llama 3's tokenizer, Meta stores the ranks of tiktoken: lines with a token's bytes in base64 and
+its number. The names of special tokens are only in Meta's code (`models/llama3/tokenizer.py` in
 llama-models, and its version for Llama 3.0).
 
 Runs in the process of the converter. Nothing is unpickled but tensors, and tensors stay in the
@@ -72,7 +72,7 @@ _TOKENIZER = {
 
 
 def read_ranks(path: Path) -> dict[bytes, int] | None:
-    """The rank of each token, which is its id, too; None if the file has another format."""
+    """The rank of each token, which is also its id; None if the file has another format."""
     ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():
@@ -123,7 +123,7 @@ def merges_of(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 
 def special_tokens(newer: bool) -> list[str]:
-    """Their names, in the order of their ids behind the last rank."""
+    """Their names, in the order of their ids after the last rank."""
     named = {0: _BEGIN, 1: _END, 6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>"}
     if newer:
         named |= {4: "<|finetune_right_pad_id|>", 8: "<|eom_id|>", 10: "<|python_tag|>"}
@@ -146,12 +146,12 @@ class MetaModel:
         self.n_kv_heads = self._number("n_kv_heads", self.n_heads)
         self.dim = self._number("dim")
         self.ranks = read_ranks(folder / "tokenizer.model")
-        """of Llama 3; None before"""
+        """for Llama 3; None for earlier models"""
         self.scales_rope = bool(self.params.get("use_scaled_rope"))
         self._check()
 
     def write_config(self, folder: Path) -> None:
-        """Write the files that the converter reads beside tensors: configuration, tokenizer."""
+        """Write the files that the converter reads besides tensors: configuration, tokenizer."""
         (folder / "config.json").write_text(json.dumps(self.config(), indent=2))
         linked = ["README.md"]
         if self.ranks:
@@ -192,7 +192,7 @@ class MetaModel:
 
     def _scaling(self) -> dict[str, Any]:
         """What Llama 3.1 and later do to low frequencies. params.json has no factor: it is 32 for
-        3.2, whose models of text have one matrix for embedding and output, and 8 for the others,
+        3.2, whose text models have one matrix for embedding and output, and 8 for the others,
         as in transformers' models/llama/convert_llama_weights_to_hf.py."""
         return {
             "rope_type": "llama3",
@@ -240,8 +240,8 @@ class MetaModel:
         )
 
     def _context(self, eps: float, theta: float) -> int:
-        """Tokens of context, which params.json may lack: 131072 since Llama 3.1, 8192 of Llama 3;
-        16384 of Code Llama, 4096 of Llama 2, 2048 of Llama 1, as in llama.cpp's
+        """Tokens of context, which params.json may lack: 131072 from Llama 3.1 on, 8192 for Llama
+        3; 16384 for Code Llama, 4096 for Llama 2, 2048 for Llama 1, as in llama.cpp's
         examples/convert_legacy_llama.py."""
         if self.ranks:
             return self._number("max_seq_len", 131072 if self.scales_rope else 8192)
@@ -252,7 +252,7 @@ class MetaModel:
     def _number(self, key: str, default: int | None = None) -> int:
         found = self.params.get(key, default)
         if not isinstance(found, int) or found < 1:
-            problem = "lacks" if found is None else "has a wrong"
+            problem = "lacks" if found is None else "has an invalid"
             raise UsageError(f"{self.folder / 'params.json'} {problem} {key}")
         return found
 
@@ -263,7 +263,7 @@ class MetaModel:
                 f"{where} is not a plain Llama; import the Hugging Face folder instead"
             )
         if self.dim % self.n_heads or self.n_heads % self.n_kv_heads:
-            raise UsageError(f"{where / 'params.json'}: dim, n_heads and n_kv_heads do not fit")
+            raise UsageError(f"{where / 'params.json'}: dim, n_heads and n_kv_heads do not match")
         wanted = {f"layers.{n}.{end}" for n in range(self._number("n_layers")) for end in _IN_LAYER}
         for shard in self.shards:
             lacking = sorted((wanted | {"tok_embeddings.weight", "norm.weight"}) - shard.keys())
@@ -274,8 +274,8 @@ class MetaModel:
         found = self.shards[0]["layers.0.attention.wq.weight"].shape[0] * len(self.shards)
         if found != self.dim:
             raise UsageError(
-                f"{where}: {len(self.shards)} shards have {found} rows of Q where {self.dim} "
-                "belong; are shards missing?"
+                f"{where}: {len(self.shards)} shards have {found} rows of Q instead of {self.dim}; "
+                "are shards missing?"
             )
         words = self._joined("tok_embeddings.weight").shape[0]
         if self.ranks and words != len(self.ranks) + N_SPECIAL:
@@ -318,7 +318,7 @@ def _renamed(name: str, folder: Path) -> str:
         return f"model.layers.{layer[1]}.{_IN_LAYER[layer[2]]}"
     if name in _TOP:
         return _TOP[name]
-    raise UsageError(f"{folder} has a tensor {name}, which a plain Llama has not")
+    raise UsageError(f"{folder} has a tensor {name}, which a plain Llama does not have")
 
 
 def _is_sentencepiece(path: Path) -> bool:

@@ -1,8 +1,8 @@
 """Recognizes a folder with a model that can be imported, checks its files, and imports it with
 llama.cpp's own converter in a child process.
 
-Invariants: what can be seen to be wrong is refused before the child starts, in one line that says
-what is wrong, where, and what to do; no check needs PyTorch or reads weights. The file gets its
+Invariants: what is visibly wrong is refused before the child starts, in one line that says what is
+wrong, where, and what to do; no check needs PyTorch or reads weights. The file gets its
 name once it is complete. Nothing that happens to the child ends this process.
 """
 
@@ -53,7 +53,7 @@ _MOST = {
     "experts": MAX_EXPERTS,
     **dict.fromkeys(["size", "dim", "heads"], 1 << 24),
 }
-"""what a configuration can say, by the last word of a key. Real sizes are below 300,000"""
+"""the maximum in a configuration, by the last word of a key. Real sizes are below 300,000"""
 _CONSOLIDATED = re.compile(r"consolidated\.(\d+)\.pth")
 LORA_SCRIPT = "convert_lora_to_gguf.py"
 _PARTS = ("conversion", "gguf-py", LORA_SCRIPT)
@@ -150,7 +150,7 @@ def _has_weights(path: Path) -> bool:
 
 def _hugging_face_weights(path: Path) -> dict[Path, set[str]]:
     """The files with weights, complete according to the index or to their numbers, and the tensors
-    that the index has there."""
+    that the index places in them."""
     for index, pattern in _LAYOUTS:
         indexed = _indexed(path / index) if (path / index).is_file() else {}
         names = indexed or {file.name: set() for file in path.glob(pattern)}
@@ -182,7 +182,7 @@ def _check_complete(path: Path, names: dict[str, set[str]]) -> None:
         if part := _PART.fullmatch(name):
             digits, count = len(part["number"]), int(part["count"])
             if count > 10_000:
-                raise UsageError(f"{path / name}: so many parts cannot be")
+                raise UsageError(f"{path / name}: {count:,} parts are too many")
             wanted |= {
                 f"{part['stem']}-{number:0{digits}}-of-{part['count']}{part['suffix']}"
                 for number in range(1, count + 1)
@@ -197,7 +197,7 @@ def _check_complete(path: Path, names: dict[str, set[str]]) -> None:
 
 def _check_file(file: Path, wanted: set[str]) -> None:
     """Raises UsageError if the header of a safetensors is damaged, does not fit the file's size, or
-    lacks one of the tensors `wanted`; for a pickle that is no zip archive, because its tensors
+    lacks one of the tensors `wanted`; for a pickle that is not a zip archive, because its tensors
     cannot be mapped."""
     if file.suffix != ".safetensors":
         with file.open("rb") as opened:
@@ -217,7 +217,7 @@ def _check_file(file: Path, wanted: set[str]) -> None:
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{file} is damaged: {reason(error)}") from None
     if lacking := sorted(wanted - found):
-        raise UsageError(f"{file} lacks tensors that the index has there: {first_names(lacking)}")
+        raise UsageError(f"{file} lacks tensors that the index lists: {first_names(lacking)}")
 
 
 def _shards(path: Path) -> dict[Path, set[str]]:
@@ -245,7 +245,7 @@ def _adapter_weights(path: Path) -> dict[Path, set[str]]:
 
 
 def _check_counts(config: Path) -> None:
-    """Raises UsageError for a number up to which the converter would count without end."""
+    """Raises UsageError for a number so large that the converter would count endlessly."""
     parts = [read_json(config)]
     for part in parts:
         parts += [value for value in part.values() if isinstance(value, dict)]
@@ -369,7 +369,7 @@ def imported(folder: Path, notice: Callable[[str], None]) -> Path:
     place = own_cache() / "imports" / _digest(str(folder.resolve()))
     kept = place / f"{_state(folder)}.gguf"
     if kept.is_file():
-        notice(f"model: {kept}, imported from {folder} before")
+        notice(f"model: {kept}, imported earlier from {folder}")
         return kept
     need("hf")
     place.mkdir(exist_ok=True)

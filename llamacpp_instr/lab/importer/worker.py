@@ -114,8 +114,8 @@ def _convert_model(request: Request, files: list[Path]) -> None:
 
 
 def _order_by_name(base: Any) -> None:
-    """Write the tensors in the order of their names, as those of a single file, so that the file
-    does not depend on how the source was split."""
+    """Write the tensors in the order of their names, as in a single file, so that the file does not
+    depend on how the source was split."""
     index = base.index_tensors
 
     def ordered(self: Any, *arguments: Any, **options: Any) -> dict[str, Any]:

@@ -20,13 +20,13 @@ ROUNDS = 5
 
 
 def options_of(types: CacheTypes) -> ContextOptions:
-    """Those of a context with such a cache."""
+    """The options of a context with such a cache."""
     return ContextOptions(cache_type_k=types.k, cache_type_v=types.v)
 
 
 def parse_cache_types(k: str | None, v: str | None) -> list[CacheTypes]:
-    """Every type of K with every type of V, as in llama-bench; both are lists with commas, and f16
-    if they are None. The list is empty if both are. Raises `UsageError` for an unknown type."""
+    """Every type of K with every type of V, as in llama-bench; both are lists with commas, or None
+    for f16. The result is empty if both are None. Raises `UsageError` for an unknown type."""
     if k is None and v is None:
         return []
     found = [
@@ -68,7 +68,7 @@ def time_in_turns(
     for _ in range(ROUNDS):
         for context, own in zip(contexts, rounds, strict=True):
             if not context.keep(depth):
-                context.clear()  # some memories cannot forget the last tokens alone
+                context.clear()  # some memories cannot forget only the last tokens
                 context.time_decodes(pieces(0, depth, batch))
             prefill = context.time_decodes(pieces(depth, depth + prompt, batch))
             decode = context.time_decodes(pieces(depth + prompt, len(chunk), 1))

@@ -32,7 +32,7 @@ FEW_TOKENS = 100
 _BLOCK = 2**17
 _FEW_FOR_ERRORS = 10
 _PROMPT, _FOLLOWING = 512, 16
-"""tokens of the prompt of a round at most, and after it"""
+"""the most tokens of the prompt of a round, and after it"""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Round(NamedTuple):
 
 
 def round_of(ctx: int) -> Round:
-    """That of a context of `ctx` tokens, which it fills."""
+    """The round that fills a context of `ctx` tokens."""
     following = min(_FOLLOWING, ctx // 2)
     prompt = min(_PROMPT, ctx - following)
     return Round(ctx - following - prompt, prompt, following)
@@ -146,8 +146,8 @@ class Outputs:
 
 
 class Scores:
-    """The scores of every token for a reference and its candidates. `names` are those of the
-    models, the reference first; for error messages."""
+    """The scores of every token for a reference and its candidates. `names` are the models' names
+    for error messages, the reference first."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -172,7 +172,7 @@ class Scores:
                 kept.append((nll, reference.kl_divergence(candidate), same_top))
 
     def within(self, period: int, positions: slice) -> Scores:
-        """Those of some positions of every chunk, which has `period` scored ones."""
+        """The scores at some positions of every chunk, which has `period` scored ones."""
         chosen = Scores(self.names)
 
         def cut(values: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -52,7 +52,7 @@ DEFAULT_SEED = 1
 _LOGITS_BYTES = 64 * 2**20
 _MIN_CTX = 8
 _SHORTEST = 32
-"""positions of a range at least, if the context has more"""
+"""the fewest positions of a range, if the context has more"""
 # ggml uses other kernels below 64 rows, which changes the fourth digit of a perplexity
 _ROWS, _MAX_BATCH = 64, 512
 _TOKENS = "tokenizer.ggml.tokens"
@@ -79,7 +79,7 @@ def cut_chunks(
     """The complete chunks of `ctx` tokens of a text, cut as in llama-perplexity: a chunk's first
     token is replaced by the beginning-of-sequence token if the model expects one.
 
-    Raises UsageError for a text of less than two chunks.
+    Raises UsageError for a text of fewer than two chunks.
     """
     if len(tokens) < 2 * ctx:
         raise UsageError(
@@ -158,7 +158,7 @@ class OutputOptions:
     seed: int = DEFAULT_SEED
     """of the text that the reference writes"""
     costs: bool = True
-    """with caches, also what each costs, and the positions of the first half"""
+    """with caches, also measure what each costs, and the positions of the first half"""
 
     def check(self) -> None:
         """Raise `UsageError` for a value that is wrong for every model."""
@@ -185,7 +185,7 @@ def compare_outputs(
 ) -> Outputs:
     """The perplexity of a reference (the first of `files`) and of candidates (the others), and the
     divergence of each candidate on `text`, on chunks of `options.ctx` tokens, or on text that the
-    reference writes if it is None.
+    reference writes if `text` is None.
 
     As in llama-perplexity, the predictions of the second half of each chunk are scored. With
     `caches`, one for each of `files`, also those of the first half, but only by position; and the
@@ -328,7 +328,7 @@ def logits_of(context: ModelContext, n: int) -> NDArray[np.float32]:
 @contextmanager
 def opened_models(files: Sequence[ModelFile]) -> Iterator[tuple[list[LoadedModel], LlamaLog]]:
     """The loaded models and llama.cpp's log. Raises `UsageError` for a model that does not predict
-    the next token. Inside, Ctrl-C ends a compute, and a crash is one line."""
+    the next token. Inside, Ctrl-C ends a compute, and a crash is reported in one line."""
     interrupt = Interrupt()
     with interrupt.watching(), captured(interrupt) as log, ExitStack() as stack:
         stack.enter_context(last_words(lambda: (", ".join(str(f.path) for f in files), 1)))
@@ -367,7 +367,7 @@ def _check_same_vocabulary(reference: ModelFile, candidate: ModelFile) -> None:
 
 
 def check_contexts(contexts: Sequence[ModelContext]) -> None:
-    """Raise `UsageError` unless all keep a cache and have as many tokens in their vocabulary."""
+    """Raise `UsageError` unless all keep a cache and have vocabularies of the same size."""
     reference = contexts[0].model
     for context in contexts:
         model = context.model

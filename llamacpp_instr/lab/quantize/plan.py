@@ -6,10 +6,9 @@ estimate. Only a dry run of the quantizer determines the types of tensors, and i
 `read_dry_run` returns one plan for each tensor of the model, or raises an error.
 
 A type is replaced where its blocks do not divide the rows (`tensor_type_fallback`,
-src/llama-quant.cpp). In a file, which alone says what `find_fallbacks` returns, a weight counts as
-such if it has a type that replaces another one, its row length is the reason, and the mixture of
-the file type asks for the original type. Types chosen by hand leave no trace in a file and cannot
-be recognized.
+src/llama-quant.cpp). `find_fallbacks` only has the file: a weight counts as a fallback if it has a
+type that replaces another one, its row length is the reason, and the mixture of the file type asks
+for the original type. Types chosen by hand leave no trace in a file and cannot be recognized.
 """
 
 from __future__ import annotations
@@ -272,7 +271,7 @@ def _silently_replaced(
     weight: Weight, type_: GgmlType, file_type: str, options: QuantizeOptions
 ) -> GgmlType | None:
     """The type that the output tensor (or the embeddings used as output) would have if its blocks
-    divided the rows; only here llama.cpp uses another one without a warning."""
+    divided the rows; only here does llama.cpp use another one without a warning."""
     chosen = options.pure or options.output_type or options.embedding_type
     if (
         weight.name not in (OUTPUT, *EMBEDDINGS)

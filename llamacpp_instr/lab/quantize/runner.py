@@ -50,7 +50,7 @@ def check_source(source: ModelFile, options: QuantizeOptions) -> None:
     alignment = source.metadata.get("general.alignment", 32)
     if alignment != 32:
         raise UsageError(
-            f"{source.path} has general.alignment {alignment}; llama.cpp's quantizer writes 32 only"
+            f"{source.path} has general.alignment {alignment}; llama.cpp's quantizer writes only 32"
         )
     empty = [weight.name for weight in source.weights if not weight.n_elements]
     if empty:
@@ -111,13 +111,13 @@ def check_importances(plan: QuantizationPlan, imatrix: ImportanceMatrix) -> None
 
 
 def _columns(weight: Weight) -> int:
-    """Of all its experts."""
+    """The columns of all its experts together."""
     return weight.row_length * (weight.ne[2] if len(weight.ne) > 2 else 1)
 
 
 def doubts(plans: Sequence[QuantizationPlan], imatrix: ImportanceMatrix) -> list[str]:
-    """Sentences, without a capital and a period, about what a matrix says too little of. It never
-    has the embeddings, and not the output."""
+    """Sentences, without a capital and a period, about what a matrix says too little about. It is
+    not expected to have the embeddings or the output."""
     without = {
         tensor.name: None
         for plan in plans
@@ -238,8 +238,8 @@ class Quantizer(Child):
     def _run(
         self, file_type: str, output: Path | None, on_tensor: OnProgress = lambda *_: None
     ) -> list[tuple[int, str]]:
-        """The log of a quantization, without `output` of a dry run, as (level, text); raises an
-        error if it failed."""
+        """The log of a quantization (a dry run without `output`), as (level, text); raises an error
+        if it failed."""
         options = self.options
         request = {
             "source": str(self.source.path),

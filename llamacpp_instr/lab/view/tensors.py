@@ -1,14 +1,14 @@
-"""The page of the tensors of a model, and of the one that it was quantized from: what it asks.
-Another page's server can mount its routes, too.
+"""The server of the page that shows the tensors of a model, and of the one that it was quantized
+from. Another page's server can also mount its routes.
 
 A matrix is shown as tiles of several levels, like a map. A cell of level k covers 2^k by 2^k
 weights; level 0 has the weights. A tile has `SIDE` by `SIDE` cells, fewer at the end of a row or
-column. A cell shows one of `MEASURES` of its weights: the one with the largest size, with its sign,
-or their root mean square. It is NaN if one of them is.
+column. A cell shows one of `MEASURES` of its weights: the one with the largest absolute value, or
+their root mean square. It is NaN if one of them is.
 
 Invariant: memory is bounded. Levels from `base` on, which have at most `BASE_CELLS` cells, are
-computed together in one pass; tiles of finer levels read their own weights; of both, those that
-were asked for last are kept. Figures are measured once, in the background, in the order of the
+computed together in one pass; tiles of finer levels read their own weights; of both, the latest
+that were asked for are kept. Figures are measured once, in the background, in the order of the
 file. Everything lies under the random name of `serving`; requests only read.
 """
 
@@ -53,7 +53,7 @@ SAMPLED = 64
 WITHIN = 99.9
 """percent of the cells of a level that have a colour of their own; others have the ends'"""
 BASES, TILES = 8, 256
-"""that are kept, of those that were asked for last: at most 64 MiB each"""
+"""that are kept, the latest that were asked for: at most 64 MiB each"""
 
 Source: TypeAlias = "tuple[ModelFile, WeightReader]"
 
@@ -133,7 +133,7 @@ def compute_tile(
 
 
 def color_limits(matrix: Matrix, base: Callable[[], Cells], measure: Measure) -> list[float]:
-    """The size at which colours end, for each level: `WITHIN` percent of the cells are smaller.
+    """The absolute value at which colours end, for each level: `WITHIN` percent of cells are below.
 
     For level 0 it is estimated from `SAMPLED` rows; between it and `matrix.base` it is interpolated
     geometrically.
@@ -214,7 +214,7 @@ class Tensors:
     """The tensors of a model, numbered in the order of its file. A tensor has up to three matrices:
     its own (0), that of the original (1), and the difference, own minus original (2).
 
-    What there is not raises `HTTPException`; a file that became shorter raises `UsageError`."""
+    What does not exist raises `HTTPException`; a file that became shorter raises `UsageError`."""
 
     def __init__(self, model: Source, original: Source | None = None, threads: int = 1) -> None:
         self._sources = [model] if original is None else [model, original]
@@ -231,13 +231,13 @@ class Tensors:
         self._measuring = threading.Thread(target=self._measure, name="measure", daemon=True)
 
     def start(self) -> None:
-        """Begin to measure, in the background, unless it has begun."""
+        """Start measuring in the background, unless it has started."""
         with self._starting:
             if self._measuring.ident is None:
                 self._measuring.start()
 
     def stop(self) -> None:
-        """End it, after the tensor that is being measured."""
+        """Stop measuring, after the current tensor."""
         self._stopped.set()
         if self._measuring.ident is not None:
             self._measuring.join()
@@ -257,8 +257,8 @@ class Tensors:
         }  # fmt: skip
 
     def figures(self, begin: int) -> dict[str, Any]:
-        """The figures that were measured since there were `begin`, each with its tensor's number;
-        `over` if there will be no more."""
+        """The figures from number `begin` on, each with its tensor's number; `over` if there will
+        be no more."""
         over = not self._measuring.is_alive()
         return {"over": over, "figures": self._figures[begin:]}
 
@@ -290,12 +290,12 @@ class Tensors:
         return compute_tile(matrix, measure, base, level, row, column)
 
     def _limits(self, number: int, which: int, measure: Measure) -> list[float]:
-        """The sizes at which colours end, by level."""
+        """The absolute values at which colours end, by level."""
         return color_limits(*self._cells(number, which, measure), measure)
 
     def vector(self, number: int, which: int) -> tuple[Floats, int]:
-        """The elements of a tensor with a single row, and 1; of a very long one the largest of so
-        many neighbours, and how many."""
+        """The elements of a tensor with a single row, and 1; for a very long one, the largest of
+        each group of neighbours, and the size of a group."""
         matrix, base = self._cells(number, which, "largest")
         if matrix.n_rows != 1:
             raise HTTPException(404, _MISSING)
@@ -306,7 +306,7 @@ class Tensors:
     def _cells(
         self, number: int, which: int, measure: Measure
     ) -> tuple[Matrix, Callable[[], Cells]]:
-        """A matrix, and the cells of its base: those who ask for them at once share a pass."""
+        """A matrix, and the cells of its base: requests for them at the same time share a pass."""
         if measure not in MEASURES:
             raise HTTPException(404, _MISSING)
         at = number, which, measure
@@ -396,8 +396,8 @@ def _trouble(weight: Weight, reader: WeightReader) -> str:
 
 
 def weight_routes(tensors: Tensors) -> list[BaseRoute]:
-    """The files of the page, and what it asks; another page calls `mount` of weights.js. Numbers
-    are little-endian float32, in rows; their shape is in the header `X-Shape`."""
+    """The files of the page, and what it asks for; another page calls `mount` of weights.js.
+    Numbers are little-endian float32, in rows; their shape is in the header `X-Shape`."""
 
     def route(
         path: str, answer: Callable[..., Any], response: Callable[[Any], Response] = JSONResponse

@@ -3,7 +3,7 @@
 A block is split into codes (quants, scales, minima) and float scales. The layouts are the structs
 `block_*` of ggml/src/ggml-common.h in the pinned upstream.
 
-Invariants: `Blocks.values()` is equal to the bit to ggml's `to_float` of the same bytes: numbers
+Invariants: `Blocks.values()` is bit-identical to ggml's `to_float` of the same bytes: numbers
 are float32, multiplied and added in ggml's order. Only the needed bytes are read, so memory follows
 the chunk, not the file.
 """
@@ -101,7 +101,7 @@ class Layout:
     """elements that share a scale; 0 if the whole block does"""
     scales: CodeRange | None = None
     unpack_scales: Unpack = ()
-    """of the scales and, if there are `mins`, of as many minima behind them"""
+    """of the scales and, if there are `mins`, of as many minima after them"""
     mins: CodeRange | None = None
     least_normal: float = 2.0**-14
     """smallest normal number in the format of `d`; smaller ones except 0 are denormal"""
@@ -147,7 +147,7 @@ class Blocks:
             return -(dmin[:, None] * self.layout.mins.levels_of(mins))
 
     def values(self) -> Floats:
-        """(n_blocks, block): the elements as float32, equal to ggml's to the bit."""
+        """(n_blocks, block): the elements as float32, bit-identical to ggml's."""
         levels = self.layout.quants.levels_of(self.parts.quants)
         steps, offsets = self.steps()[:, :, None], self.offsets()
         with _quiet():
@@ -213,7 +213,7 @@ def _unpack(packed: Bytes, bits: int, width: int) -> Bytes:
 
 
 def _half(field: Bytes) -> Floats | None:
-    """A field of one float16 as float32; None for another field."""
+    """A field of one float16 as float32; None for any other field."""
     if field.shape[1] != 2:
         return None
     numbers: NDArray[np.float16] = np.ascontiguousarray(field).view("<f2")
@@ -243,7 +243,7 @@ def _q4_k_scales(at: Fields) -> Bytes:
 
 
 def _ternary_digits(at: Fields) -> Bytes:
-    """Of TQ1_0: five digits in a byte, as a fraction of 256; four in those of `qh`."""
+    """The digits of TQ1_0: five in a byte, as a fraction of 256; four in those of `qh`."""
     groups = [(at["qs"][:, :32], 5), (at["qs"][:, 32:], 5), (at["qh"], 4)]
     digits = []
     for packed, n_digits in groups:
@@ -433,7 +433,7 @@ def load_block(weight: Weight, index: int, reference: Weight | None = None) -> O
     n_blocks = weight.n_elements // type_.block
     if not 0 <= index < n_blocks:
         raise UsageError(
-            f"{weight.path}: tensor {weight.name!r} has no block {index}, its blocks are numbered "
+            f"{weight.path}: tensor {weight.name!r} has no block {index}; its blocks are numbered "
             f"0 to {n_blocks - 1}"
         )
     data = _read_blocks(weight, index, 1)
@@ -483,7 +483,7 @@ def place(weight: Weight, block: int) -> tuple[int, int]:
 def _read_blocks(weight: Weight, begin: int, n_blocks: int) -> Bytes:
     """(n_blocks, block_bytes) as they are stored."""
     size = weight.type.block_bytes
-    # read, not mapped: if the file is truncated meanwhile, this raises an error, a map SIGBUS
+    # read, not mapped: if the file is truncated meanwhile, this raises an error, and no SIGBUS
     try:
         offset = weight.offset + begin * size
         data = np.fromfile(weight.path, np.uint8, n_blocks * size, offset=offset)

@@ -78,8 +78,8 @@ def write_safetensors(
     on_progress: OnProgress = lambda *_: None,
 ) -> None:
     """Writes to the existing file `path` what `write_npz` writes; the header has the metadata as
-    `tensors`. The float32 need as much room again in a temporary file beside it. Raises
-    `InstrError` if safetensors does."""
+    `tensors`. As float32, tensors need the same room again in a temporary file beside it. Raises
+    `InstrError` if safetensors raises an error."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 

@@ -245,7 +245,7 @@ def compute_percentiles(
 
 
 def sample_stride(n_elements: int, row: int) -> int:
-    """Every how many elements one is sampled for the percentiles: 1 up to `SAMPLE` elements.
+    """The stride of the elements sampled for the percentiles: 1 up to `SAMPLE` elements.
 
     The stride is coprime to the row length, so that every column is sampled. With m samples, the
     rank of percentile p has the standard error √(p(1-p)/m). For example, a tensor of 4096 by 4096
@@ -266,7 +266,7 @@ PERCENTS = (0.1, 1, 50, 99, 99.9)
 BINS = 65
 """of a histogram; an odd number, so that zero is inside of a bin"""
 WORST = 10
-"""outlier channels that are kept of each side of a tensor"""
+"""outlier channels that are kept for each side of a tensor"""
 THRESHOLD = 3.5
 _NORMAL = 0.6745
 """the median absolute deviation of a normal distribution, in standard deviations"""
@@ -284,7 +284,7 @@ class Moments:
     m4: float = 0.0
 
     def __add__(self, other: Moments) -> Moments:
-        """Of both together: Pébay, "Formulas for robust, one-pass parallel computation of
+        """The moments of both: Pébay, "Formulas for robust, one-pass parallel computation of
         covariances and arbitrary-order statistical moments", SAND2008-6212, section 2.1."""
         if not self.n or not other.n:
             return self if self.n else other
@@ -343,7 +343,7 @@ class Channels:
     largest: float
     n_outliers: int
     """those with a score above `THRESHOLD`. The score is the modified z-score of Iglewicz and
-    Hoaglin, "How to Detect and Handle Outliers" (1993), which recommend this threshold. There are
+    Hoaglin, "How to Detect and Handle Outliers" (1993), who recommend this threshold. There are
     none if more than half of the norms are equal, because the MAD is then 0"""
     worst: list[Channel]
     """at most `WORST` outliers, the largest first"""
@@ -352,7 +352,7 @@ class Channels:
 @dataclass(frozen=True)
 class Histogram:
     """How many of the elements that were sampled are in each of `BINS` bins of equal width between
-    -`limit` and `limit`, the largest size of a sampled element."""
+    -`limit` and `limit`, the largest absolute value of a sampled element."""
 
     limit: float
     counts: list[int]
@@ -368,7 +368,7 @@ class WeightStats:
     non_finite: int
     """elements that are NaN or infinite; excluded"""
     largest: float
-    """largest size |x|"""
+    """largest |x|"""
     percentiles: tuple[float, ...]
     """of x at `PERCENTS`, interpolated as numpy does; exact up to `SAMPLE` elements, else of
     an evenly spaced sample, see `sample_stride`"""

@@ -1,7 +1,7 @@
 """Reads the tensors of model files as numbers, and measures them, alone or against a reference.
 
 Stored bytes become numbers with ggml's own code, or with gguf-py if it is missing. Invariants:
-memory is bounded however large a model is: a part of a piece is read when a thread comes to it, and
+memory is bounded however large a model is: a part of a piece is read when a thread gets to it, and
 only a few tensors are in progress at a time. ggml is called only with whole blocks of a type that
 it converts, with enough input and output memory: it checks none of this, or aborts the process.
 """
@@ -204,8 +204,8 @@ def _ggml_dequantizer(lib: ctypes.CDLL) -> Dequantizer:
             )
         if traits.to_float:
             functions[type_.name] = _TO_FLOAT(traits.to_float)
-    # The CPU backend converts F16 with vector instructions: the same numbers to the bit, in a tenth
-    # of the time. Backends loaded at run time do not export it.
+    # The CPU backend converts F16 with vector instructions: bit-identical, in a tenth of the time.
+    # Backends loaded at run time do not export it.
     with suppress(AttributeError):
         function, initialize = lib.ggml_cpu_fp16_to_fp32, lib.ggml_cpu_init
         # the elements after the last full vector are converted through a table that this fills
@@ -247,7 +247,7 @@ class WeightReader:
     def __init__(self, model: ModelFile) -> None:
         """Raises `UsageError` if a file cannot be read."""
         try:
-            # not mapped: a page of a map that is not in the file any more would end the process
+            # not mapped: a page of a map that is no longer in the file would end the process
             self._files = {path: path.open("rb", buffering=0) for path in model.headers}
         except OSError as error:
             raise UsageError(f"{error.filename} cannot be read: {reason(error)}") from None
@@ -256,7 +256,7 @@ class WeightReader:
     def check(self, weight: Weight) -> None:
         """Raises `UsageError` if the tensor's type has no conversion to numbers."""
         if not self.dequantizer.reads(weight.type):
-            cure = " (`instr build` installs one that has)" * (self.dequantizer.name != "ggml")
+            cure = " (after `instr build`, ggml does)" * (self.dequantizer.name != "ggml")
             raise UsageError(
                 f"{weight.path}: tensor {weight.name!r} is {weight.type}, and "
                 f"{self.dequantizer.name} cannot convert that to numbers{cure}"
@@ -272,7 +272,7 @@ class WeightReader:
         return np.frombuffer(data, np.uint8)
 
     def fill(self, weight: Weight, start: int, room: Floats) -> None:
-        """Writes as many elements as `room` has to it, from element `start` on."""
+        """Fills `room` with elements, from element `start` on."""
         data = self._stored(weight, start, start + room.size)
         self.dequantizer.fill(weight.type, data, room.size, room)
 
@@ -288,13 +288,13 @@ class WeightReader:
         return values.reshape(end - row, last - first)[:, column - first : column_end - first]
 
     def pieces(self, weight: Weight) -> Iterator[Floats]:
-        """All elements of a tensor in stored order, some millions at a time."""
+        """All elements of a tensor in stored order, a few million at a time."""
         for data in self.bytes(weight):
             n = data.size // weight.type.block_bytes * weight.type.block
             yield self.dequantizer.to_float(weight.type, data, n)
 
     def bytes(self, weight: Weight) -> Iterator[Bytes]:
-        """The stored bytes of a tensor, some millions at a time."""
+        """The stored bytes of a tensor, a few million at a time."""
         for start, end in _ranges(weight):
             yield self._stored(weight, start, end)
 

@@ -70,7 +70,7 @@ class CodeCounts:
 
 @dataclass(frozen=True)
 class Distribution:
-    """The distribution of the scales of blocks; those that are not finite are counted apart."""
+    """The distribution of the scales of blocks; those not finite are counted separately."""
 
     n: int
     least: float
@@ -187,7 +187,7 @@ def compute_block_stats(
 
 
 def _distribution(by_bits: Counts, least_normal: float) -> Distribution | None:
-    """Of float32 that are counted by their upper bits; None if there are none."""
+    """The distribution of float32 that are counted by their upper bits; None if there are none."""
     seen = np.flatnonzero(by_bits)
     if not len(seen):
         return None

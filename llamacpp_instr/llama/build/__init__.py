@@ -21,7 +21,7 @@ _LIBRARIES = {
     "libcublas.so": "install the CUDA toolkit",
     "libcudart.so": "install the CUDA toolkit",
 }
-"""what backends are linked with, and what to do without it"""
+"""libraries that backends are linked with, and what to do if one is missing"""
 
 
 def missing_library(error: str) -> str:

@@ -28,7 +28,7 @@ from llamacpp_instr.llama.native import ABI
 
 PROBE_SECONDS = 60
 
-# The last line that it prints is the answer; llama.cpp may print lines before.
+# The last line that it prints is the answer; llama.cpp may print lines before it.
 _PROBE = """
 import ctypes, json
 import llama_cpp
@@ -77,7 +77,7 @@ class Library:
     patches: str = ""
     commit: str = ""
     devices: list[dict[str, Any]] = field(default_factory=list)
-    """what ggml says about each, and what a log has of its work"""
+    """what ggml reports about each, and what a log records of its work"""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Diagnosis:
     """digest of this package's patch set"""
     library: Library
     programs: list[str]
-    """llama.cpp's programs of this environment that have this package's recorder"""
+    """llama.cpp's programs in this environment that have this package's recorder"""
     cpu: str
     cpus: int
     """logical processors that this process may use"""
@@ -102,7 +102,7 @@ class Diagnosis:
     missing: dict[str, list[str]]
     """module -> what it is needed for"""
     extras: dict[str, str]
-    """extra that is not installed as a whole -> what needs it"""
+    """extra that is not completely installed -> what needs it"""
     untested: str
     """what was never tested on a machine like this one"""
     problems: list[str]

@@ -1,5 +1,4 @@
-"""What a build prints: it goes to a log, the cause of a failure is found in it, and its progress is
-shown.
+"""Handles the output of a build: logs it, finds the cause of a failure in it, shows the progress.
 
 If a command fails, the user gets one line: the command, what to do, and where the log is.
 """

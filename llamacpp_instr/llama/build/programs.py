@@ -1,7 +1,7 @@
 """Builds llama.cpp's own programs from the patched tree, and finds those of this environment.
 
-They bring libraries of their own, so they need none that Python loads, and change none. The key of
-a build is that of a wheel with the same inputs, so a build that is in the cache is not repeated.
+They bring libraries of their own, so they neither need nor change those that Python loads. The key
+of a build is that of a wheel with the same inputs, so a build that is in the cache is not repeated.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROGRAMS = (
     "llama-server", "llama-cli", "llama-bench", "llama-perplexity", "llama-imatrix",
     "llama-batched-bench", "llama-speculative-simple", "ggml-rpc-server",
 )  # fmt: skip
-# the page of llama-server and OpenSSL would have to be fetched
+# llama-server's page and OpenSSL would have to be fetched
 CMAKE_ARGS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",
     "-DLLAMA_BUILD_COMMON=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_SERVER=ON",

@@ -148,7 +148,7 @@ def _read(path: Path) -> str:
 def fetch_sdist(patches: Path, cache: Path, log: BuildLog) -> Path:
     """The pinned sdist, fetched through pip unless `cache` has it; its sha256 is the pin's.
 
-    pip gets the checksum, so that it runs no code of another archive. Raises BuildError if pip is
+    pip gets the checksum, so that it runs no code from another archive. Raises BuildError if pip is
     missing, the index has no such sdist, or its checksum differs.
     """
     upstream = read_upstream(patches)
@@ -194,8 +194,8 @@ def make_tree(sdist: Path, into: Path, patches: Path, log: BuildLog, *, patched:
 
     With `patched`, the series is applied, our files are copied in, and version and digest are
     written where the native code and the wheel read them. Otherwise only the patches of the wheel
-    are applied, and llama.cpp stays pristine. Raises BuildError if the sdist vendors another
-    commit than the pin's, or a patch fails.
+    are applied, and llama.cpp stays pristine. Raises BuildError if the sdist vendors a commit
+    other than the pin's, or a patch fails.
     """
     root = unpack_pinned(sdist, into, patches)
     upstream = read_upstream(patches)
@@ -223,7 +223,7 @@ def unpack_pinned(
     only: Callable[[PurePosixPath], bool] = lambda _path: True,
 ) -> Path:
     """Unpack `sdist`, or those of its files that `only` accepts, and return the root. Raises
-    BuildError if it vendors another commit than the pin's."""
+    BuildError if it vendors a commit other than the pin's."""
     root, commit = unpack_sdist(sdist, into, only)
     upstream = read_upstream(patches)
     if commit is not None and commit != upstream.commit:
@@ -241,8 +241,8 @@ def unpack_sdist(
     the vendored code.
 
     `.git` is omitted, because a build must not depend on git. The commit is read from it, and is
-    None if `.git` is missing. Raises BuildError for a member that would be written outside of
-    `into` or that is neither a file nor a directory.
+    None if `.git` is missing. Raises BuildError for a member that would be written outside `into`
+    or that is neither a file nor a directory.
     """
     roots: set[str] = set()
     commit: str | None = None
@@ -307,7 +307,7 @@ def apply_patch(root: Path, patches: Path, name: str, log: BuildLog) -> None:
 
 
 def no_repository(root: Path) -> dict[str, str | None]:
-    """An environment in which git finds no repository, neither around the cache nor of a hook.
+    """An environment in which git finds no repository, neither one around the cache nor a hook's.
 
     Inside a repository, `git apply` would silently skip files, and CMake would use its commit as
     llama.cpp's.

@@ -112,15 +112,15 @@ def _own_directory(path: Path) -> None:
 
 def _unusable(error: OSError, cache: Path) -> BuildError:
     return BuildError(
-        f"{error.filename or cache}: {error.strerror}; free it or set LLAMACPP_INSTR_CACHE to "
-        "a writable directory"
+        f"{error.filename or cache}: {error.strerror}; make it usable or set LLAMACPP_INSTR_CACHE "
+        "to a writable directory"
     )
 
 
 @contextmanager
 def workplace(cache: Path, name: str, stream: TextIO) -> Iterator[Path]:
-    """An empty directory below `cache`, removed afterwards. Waits for a process that uses it, and
-    then prints a line to `stream`. Raises BuildError if the disk is full or the cache cannot be
+    """An empty directory below `cache`, removed afterwards. If another process uses it, prints a
+    line to `stream` and waits. Raises BuildError if the disk is full or the cache cannot be
     written.
 
     A lock belongs to a process and is released when that process ends. So a directory whose lock is
@@ -218,7 +218,7 @@ def is_installed(wheel: Path) -> bool:
     importlib.invalidate_caches()
     try:
         dist = importlib.metadata.distribution("llama_cpp_python")
-        # PEP 610; older pips do not write the hash, but the path has the key of the content
+        # PEP 610; older pips do not write the hash, but the path contains the key of the content
         origin = json.loads(dist.read_text("direct_url.json") or "{}").get("url", "")
         if unquote(origin) != f"file://{wheel}":
             return False
@@ -313,7 +313,7 @@ def _compile(
     arguments = [f"-DLLAMA_BUILD_COMMIT={commit}", *flags]
     env = {
         **no_repository(tree),
-        # else scikit-build takes those of Python, and ccache finds nothing of one name by the other
+        # else scikit-build takes Python's, and ccache finds no object made under another name
         **{name: path for name, path in zip(("CC", "CXX"), compilers(), strict=True)
            if path and not os.environ.get(name)},
         "CMAKE_ARGS": " ".join([os.environ.get("CMAKE_ARGS", ""), shlex.join(arguments)]).strip(),
@@ -337,11 +337,11 @@ def ccache_environment(
     work: Path, cpu: Sequence[str] | None, path: str | None = None
 ) -> dict[str, str]:
     """Variables for a build below `work`: paths of a new tree cause no misses, and the user's
-    language changes no object. With `cpu`, the identity of the CPU that `-march=native` means, the
-    objects for another one are not found: ccache takes that option for one like any other, so a
-    cache that has moved to another CPU would return objects for the first one. Writes the identity
-    to a file in `work`, and a `ccache` that starts the real one, found in `path`, without that file
-    for all other objects, which are the same on every CPU."""
+    language changes no object. With `cpu`, the identity of the CPU that `-march=native` means,
+    objects for other CPUs are not found: ccache treats that option like any other, so a cache that
+    has moved to another CPU would return objects for the first one. Writes the identity to a file
+    in `work`, and a `ccache` that starts the real one, found in `path`. For all other objects,
+    which are the same on every CPU, it leaves out that file."""
     found = {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1", "CCACHE_SLOPPINESS": "locale"}
     path = path or os.environ.get("PATH", "")
     ccache = shutil.which("ccache", path=path)
@@ -358,7 +358,7 @@ def ccache_environment(
     return found
 
 
-# where it cannot start, every object depends on the CPU
+# if it cannot be started, every object depends on the CPU
 LAUNCHER = """#!/bin/sh
 case "$*" in *=native*) ;; *) export CCACHE_EXTRAFILES={named} ;; esac
 exec {ccache} "$@"

@@ -4,10 +4,10 @@ The cache's window is padded to 256 cells, and the mask hides those that a token
 kernel of ggml-cpu (`ggml_compute_forward_flash_attn_ext` in ggml/src/ggml-cpu/ops.cpp) works in one
 of two ways:
 
-- rows: it skips each masked cell of each token. So do few tokens, and quantized caches.
+- rows: it skips each masked cell of each token. Used for few tokens, and for quantized caches.
 - tiles of 64 tokens by 64 cells: it skips a tile if all of it is masked, and computes all of every
-  other tile, also what lies beyond the last token. Only where tokens, keys and values are floats
-  and there are at least 64 tokens.
+  other tile, including what lies beyond the last token. Used only where tokens, keys and values are
+  floats and there are at least 64 tokens.
 
 Invariant: a count that is not a bound equals the multiplications and additions of both products.
 The softmax is left out. Where the log does not record what the mask lets through, the count is that
@@ -42,11 +42,11 @@ class Seen(NamedTuple):
     """What the tokens of a ubatch find in one cache."""
 
     used: int
-    """cells in use, also by other sequences"""
+    """cells in use, including those of other sequences"""
     spans: tuple[Span, ...] = ()
     """the tokens, if each of them sees as many cells as its position says; empty if not known"""
     dense: bool = False
-    """all positions that a sliding window shows are there"""
+    """all positions that a sliding window shows are in the cache"""
     in_order: bool = False
     """position i is in cell i"""
     size: int = 0
@@ -59,7 +59,7 @@ class Ubatch(NamedTuple):
     n_threads: int
     n_tokens: int
     alone: tuple[Span, ...]
-    """the tokens, if they are of one sequence and see each other only; for models without cache"""
+    """the tokens, if they are of one sequence and see only each other; for models without cache"""
     caches: tuple[Seen, ...]
     causal: bool
     window: int
@@ -99,11 +99,12 @@ class Work(NamedTuple):
     cells: int
     """cells whose keys and values are read"""
     bound: bool
-    """at most so many"""
+    """whether these are upper bounds"""
 
 
 def attentions(graph: Graph, backends: Sequence[str | None]) -> dict[int, Attention]:
-    """The attention of every node that is one; the graph must have its nodes, `backends` theirs."""
+    """The attention of every node that computes it; the graph must have its nodes, whose backends
+    are `backends`."""
     nodes = graph.whole
     found = [i for i, op in enumerate(nodes.op) if op == "FLASH_ATTN_EXT" and len(nodes.src[i]) > 2]
     masks = {_mask(graph, i) for i in found}
@@ -255,7 +256,7 @@ def _most(a: Attention, cells: int, ubatch: Ubatch | None) -> Work:
 
 
 MOST_TILES = 1 << 15
-"""beyond which they are not counted one by one; 8,192 tokens of 128 heads have half as many"""
+"""beyond which they are not counted one by one; 8,192 tokens with 128 heads have half as many"""
 
 
 def _most_tiles(a: Attention, n_threads: int) -> int:

@@ -4,8 +4,8 @@ The ids of a token name its experts. Nodes that read the same ids, such as those
 down, use the same experts, so the log has them once, by the first of these nodes.
 
 Invariant: where the log has the experts that a compute used, what is read is exact. Otherwise it is
-as much as the ids can name, which is a bound if they are of several tokens: a token names no expert
-twice, but several may name the same.
+the most that the ids can name, which is a bound if they are of several tokens: a token names no
+expert twice, but several tokens may name the same one.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Choice:
     most: int
     """that are read"""
     certain: bool
-    """whether so many are read in any case"""
+    """whether that many are read in any case"""
     bytes: int
     """of one"""
 
     def unread(self, used: N) -> N:
-        """The bytes that are not read if so many experts are used."""
+        """The bytes that are not read if only `used` experts are used."""
         return (self.most - used) * self.bytes
 
     def unread_of(self, used: Mapping[int, int]) -> tuple[int, bool]:
-        """The same of a compute, and whether they may be more; `used` has its experts by node."""
+        """The same for a compute, and whether they may be more; `used` has its experts by node."""
         n = used.get(self.node)
         return (0, not self.certain) if n is None else (self.unread(n), False)
 
@@ -104,7 +104,7 @@ def experts_problems(event: Experts, known: Mapping[int, Choice]) -> Iterator[st
 
 
 def used_by_node(computes: Sequence[Used]) -> dict[int, Int64]:
-    """How many experts each compute used, by node; -1 where the log does not have it."""
+    """How many experts each compute used, by node; -1 where the log does not record it."""
     rows: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, used in enumerate(computes):
         rows[used.node].append(row)

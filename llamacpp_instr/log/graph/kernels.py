@@ -239,7 +239,7 @@ def graph_problems(graph: Graph) -> Iterator[str]:
     for i, split in enumerate(graph.splits):
         # otherwise every node could be in every split
         if split.start != at or split.end < split.start:
-            yield f"split {i} is {split.start}..{split.end}, the one before it ends at {at}"
+            yield f"split {i} is {split.start}..{split.end}, the previous one ends at {at}"
         at = split.end
     if graph.splits and at != graph.n_nodes:
         yield f"the splits end at node {at}, the graph at {graph.n_nodes}"

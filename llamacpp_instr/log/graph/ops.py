@@ -38,7 +38,7 @@ def blocks_of(
     """The block of every node of a graph, from its columns and the names of its leafs.
 
     A node without a meaningful name (`node_21`, a CONT, a reshaped bias) belongs to the block of
-    what it reads, else to that of the node before it. Outside all layers, nodes before the first
+    what it reads, else to that of the previous node. Outside all layers, nodes before the first
     layer are the embedding, and nodes after the last are the output. What LoRA adapters add is a
     block of its own, wherever it is.
     """
@@ -46,7 +46,7 @@ def blocks_of(
     first, last = (in_layers[0], in_layers[-1]) if in_layers else (len(op), len(op))
     blocks: list[Block] = []
     for i in range(len(op)):
-        # a view is read as what it is a view of, whose name its own begins with
+        # a view is read as its source, whose name is the beginning of its own
         read_names = [
             leafs[-1 - s] if s < 0 else name[s] for s in src[i] if s < 0 or op[s] in VIEW_OPS
         ]
@@ -237,7 +237,7 @@ def tensor(graph: Graph, number: int) -> Tensor:
 
 
 def _bytes(type_: str, ne: list[int], span: int) -> int:
-    """Elements may also overlap, and then the span is what there is."""
+    """Elements may also overlap; then the span is smaller, and counts."""
     known = type_named(type_)
     return span if known is None else min(span, prod(ne) * known.block_bytes // known.block)
 

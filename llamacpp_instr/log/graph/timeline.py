@@ -104,7 +104,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self.open: dict[int, tuple[int, int]] = {}
-        """lane and begin of those that have not ended"""
+        """lane and start of those that have not ended"""
         self._free: list[int] = []
         """lanes without an open span, a heap"""
         self._free_from: list[int] = []
@@ -129,7 +129,7 @@ class Lanes:
         return lane
 
     def end(self, key: int, t: int) -> tuple[int, int]:
-        """The lane and the start of the span that ends at `t`. Raises KeyError for none."""
+        """The lane and the start of the span that ends at `t`. Raises KeyError if it is unknown."""
         lane, begin = self.open.pop(key)
         self._free_from[lane] = max(begin, t)
         heappush(self._free, lane)
@@ -183,8 +183,8 @@ def thread_spans(
     """What one of ggml's threads does in a compute: begin, end and kernel of each op, None for the
     wait at the barrier between two of them and after the last, where the log has these (`gaps`).
 
-    Begin and end are numbers of times: the begins of all n kernels from 0 on, their ends from n on,
-    and 2n, when all threads are done.
+    Begin and end are numbers of times: from 0 on the starts of all n kernels, from n on their ends,
+    and at 2n the time when all threads are done.
     """
     n = len(timeline.ops)
     for i, op in enumerate(timeline.ops):

@@ -1,5 +1,5 @@
-"""Describes what a kernel does, in words that a learner of transformers knows, and by the standard
-operators that compute what ggml's ops compute: ONNX's and PyTorch's.
+"""Describes what a kernel does, in words that a learner of transformers knows, and names the
+standard operators, of ONNX and PyTorch, that compute what ggml's ops compute.
 
 Invariant: pure functions and tables. An unknown kernel gets the name of its op, and an op that no
 standard operators can express has none, never a guess.
@@ -119,9 +119,9 @@ _RULES = (
     ("GET_ROWS", r"attn_rel_b", "relative position bias lookup"),
     ("GET_ROWS", r"^ffn_moe_weights", "scores of the chosen experts"),
     ("SUM_ROWS", r"^ffn_moe_weights", "sum of the scores of the chosen experts"),
-    ("CLAMP", r"^ffn_moe_weights", "keep the sum of the scores from zero"),
+    ("CLAMP", r"^ffn_moe_weights", "keep the sum of the scores away from zero"),
     ("DIV", r"^ffn_moe_weights", "scores of the chosen experts, as shares of one"),
-    ("MUL", r"^ffn_moe_weighted", "results of the experts, each by its score"),
+    ("MUL", r"^ffn_moe_weighted", "results of the experts, each times its score"),
     ("ADD", r"^ffn_moe_out", "sum of the results of the experts"),
     ("ADD", r"^ffn_out$", "sum of the parts of the feed-forward"),
     ("MUL", r"^ffn_shexp_gated", "gate the shared expert"),
@@ -129,7 +129,7 @@ _RULES = (
     ("SOFT_MAX", r"^(kq|attn|KQ)", "softmax of attention scores"),
     ("SOFT_MAX", r"moe|expert", "softmax of expert scores"),
     ("MUL_MAT", r"^kqv", "attention: sum of values, weighted by the scores"),
-    ("MUL_MAT", r"^kq", "attention scores: queries by keys"),
+    ("MUL_MAT", r"^kq", "attention scores: queries times keys"),
     ("ADD", r"^(ffn_inp|cross_inp|l_out|layer_out|sa_out|result_embd)|_(residual|add)$",
      "residual add"),
     ("ADD", r"pos_embd|position_embd|^inpL$", "add the position embedding"),

@@ -37,7 +37,7 @@ SIZES = (1, 16, 64, 256, 1024)
 """MiB that are copied from one half to the other"""
 TOKENS = (1, 8, 64, 512)
 WIDTH, ROWS = 4096, (256, 1024, 4096)
-"""of the weight: more rows for a device that is done with few too soon"""
+"""of the weight: more rows for a device that finishes few too soon"""
 LONG_ENOUGH = 5_000_000
 """ns of a graph"""
 MOST_OPS = 1024
@@ -89,14 +89,14 @@ class DeviceGraph:
         return tensor
 
     def node(self, function: str, *arguments: float) -> int:
-        """What a function of ggml makes of its arguments, computed by the graph."""
+        """The result of a ggml function, computed by the graph."""
         tensor: int = getattr(self._lib, function)(self._ctx, *arguments)
         self._lib.ggml_build_forward_expand(self._graph, tensor)
         self.supported &= bool(self._of.ggml_backend_dev_supports_op(self._device, tensor))
         return tensor
 
     def allocate(self) -> bool:
-        """Whether the device has the memory."""
+        """Allocates and fills the tensors; returns whether the device has the memory."""
         self._buffer = self._of.ggml_backend_alloc_ctx_tensors(self._ctx, self._backend)
         if not self._buffer:
             return False
@@ -126,8 +126,8 @@ def measure_device(
     sizes: Sequence[int] = SIZES,
 ) -> DeviceLimits:
     """Measures how fast a device copies memory and multiplies weights of these types, and what its
-    smallest op costs; `on_progress` gets figures done and in total. Raises NativeError if it cannot
-    be used."""
+    smallest op costs; `on_progress` gets the figures done and their total. Raises NativeError if it
+    cannot be used."""
     backend = _backend().ggml_backend_dev_init(device.handle, None)
     if not backend:
         raise NativeError(f"{device.name} cannot be used: ggml could not start it")
@@ -149,7 +149,7 @@ def measure_device(
         [of for of in found if isinstance(of, Barrier)],
     )
     if not limits.bandwidth or not limits.kernels:
-        raise NativeError(f"{device.name} can neither copy nor multiply alone")
+        raise NativeError(f"{device.name} can neither copy nor multiply on its own")
     return limits
 
 
@@ -159,8 +159,8 @@ def _time(
     inputs: Sequence[tuple[int, ...]],
     function: str,
 ) -> float | None:
-    """ns of what a function of ggml makes of tensors, which are given with type and shape; None if
-    the device has not the op, or not the memory."""
+    """The time, ns, of a ggml function on tensors that are given by type and shape; None if the
+    device lacks the op or the memory."""
     n = 1
     while True:
         with DeviceGraph(device, backend) as graph:

@@ -30,7 +30,7 @@ class AttentionShape:
     heads: int
     kv_heads: int
     cells: int
-    """of the cache that are attended"""
+    """of the cache that are attended to"""
     key: int
     """length of a key"""
     value: int
@@ -104,16 +104,16 @@ class OtherCost(Struct, forbid_unknown_fields=True):
     threads: Count
     ns: Cost
     ns_per_row: Cost
-    """of the result; of attention, of every head"""
+    """of the result; for attention, of every head"""
     ns_per_unit: Cost
-    """a unit is a byte that is read or written; of attention, a cell of a row's window"""
+    """a unit is a byte that is read or written; for attention, a cell of a row's window"""
     ns_per_flop: Cost
     """of attention, and of products without a weight"""
     spread: Spread
     cold_ns: Cost = 0.0
-    """more, while one token is decoded in the largest working set of `streams`"""
+    """added while one token is decoded in the largest working set of `streams`"""
     cold_ns_per_byte: Cost = 0.0
-    """the same, of each byte"""
+    """the same, for each byte"""
 
 
 class Overhead(Struct, forbid_unknown_fields=True):
@@ -132,17 +132,17 @@ class Overhead(Struct, forbid_unknown_fields=True):
     """what all kernels of a step share: standard deviation of measured over predicted steps of
     models that the fit had not seen, beyond that of their kernels, as a part"""
     cold_step_ns: Cost = 0.0
-    """more of a decode outside its kernels, in the largest working set of `streams`"""
+    """added to a decode outside its kernels, in the largest working set of `streams`"""
     ns_per_input: Cost = 0.0
     """added to that of each product; earlier files have it only here"""
     start_ns_per_byte: Cost = 0.0
-    """more to read an embedding from the start of a file, which lies in small pieces of memory"""
+    """added to read an embedding from the start of a file, which lies in small pieces of memory"""
 
 
 class KernelModel(Struct, forbid_unknown_fields=True):
     """What a kernel costs on a machine: the part of the file that `instr predict` reads. Every rate
-    is a measured one, fitted to the kernels of recorded decodes, and a person may edit it: a
-    machine with twice the bandwidth has twice the `bytes_per_second` of every entry of `streams`.
+    is measured, fitted to the kernels of recorded decodes, and can be edited by hand: a machine
+    with twice the bandwidth has twice the `bytes_per_second` of every entry of `streams`.
     """
 
     architecture: str
@@ -178,14 +178,14 @@ class Kernel(Struct, forbid_unknown_fields=True):
 
 
 class Barrier(Struct, forbid_unknown_fields=True):
-    """What an op costs that has nothing to compute: threads wait for each other after every op."""
+    """What an op with nothing to compute costs: threads wait for each other after every op."""
 
     threads: Count
     ns: Positive
 
 
 class DeviceLimits(Struct, forbid_unknown_fields=True):
-    """What was measured of a device, which has no threads: all of it as of one."""
+    """What was measured on a device. It has no threads: every entry counts as one thread's."""
 
     device: str
     """ggml's name"""
@@ -205,7 +205,7 @@ class Probe(Struct, forbid_unknown_fields=True):
     cpu: str
     cores: Count
     load: float
-    """of the machine when it began, over one minute; measure again if it was busy"""
+    """of the machine at the start, over one minute; measure again if it was busy"""
     llama_cpp: str
     bandwidth: Annotated[list[Bandwidth], Meta(min_length=1, max_length=1000)]
     kernels: Annotated[list[Kernel], Meta(min_length=1, max_length=10_000)]
@@ -234,14 +234,14 @@ class Probe(Struct, forbid_unknown_fields=True):
         return replace(self, devices=[*others, limits])
 
     def bandwidth_of(self, threads: int, working_set: float) -> Bandwidth:
-        """The one measured with as many threads, or the next fewer, on the smallest amount of
-        memory that contains `working_set` bytes, or the largest."""
+        """The one measured with this many threads, or the next lower number, on the smallest amount
+        of memory that contains `working_set` bytes, or the largest."""
         entries = sorted(_for_threads(self.bandwidth, threads), key=lambda entry: entry.bytes)
         return next((entry for entry in entries if entry.bytes >= working_set), entries[-1])
 
     def kernel_of(self, type_: str, tokens: int, threads: int) -> Kernel | None:
-        """The one measured for this type with as many tokens, or the next fewer, else the next
-        more; None if the type was not measured."""
+        """The one measured for this type with this many tokens, or the next lower number, else the
+        next higher; None if the type was not measured."""
         entries = [entry for entry in self.kernels if entry.type == type_.upper()]
         if not entries:
             return None
@@ -288,7 +288,8 @@ def read_probe(path: str | Path | None = None) -> Probe:
         if path is not None:
             raise UsageError(f"{found}: no such file") from None
         raise UsageError(
-            "this machine was not measured; run `instr probe` when it is idle, or name its file"
+            "this machine has not been measured; run `instr probe` when it is idle, or name its"
+            " file"
         ) from None
     except OSError as error:
         raise UsageError(f"{found}: {error.strerror}") from None

@@ -1,12 +1,12 @@
 """Measures the machine, and the parts of kernels, with ggml's own kernels.
 
 Graphs are built and computed with the library that llama_cpp ships. ggml ends the process on
-misuse, so only shapes and types that its CPU backend multiplies come here. No session records these
+misuse, so only shapes and types that its CPU backend multiplies are used. No session records these
 graphs: they belong to no context of llama.cpp.
 
-The parts of an attention or of a fused kernel are timed at the very shape, on one thread, with a
-copy of every tensor for each time that a kernel runs, because a decode reads the keys and values of
-each layer once. An RMS_NORM that is fused with a MUL is timed as these two ops, each alone. What is
+The parts of an attention or of a fused kernel are timed at exactly its shape, on one thread, with a
+copy of every tensor for each run of a kernel, because a decode reads the keys and values of each
+layer once. An RMS_NORM that is fused with a MUL is timed as these two ops, each on its own. What is
 timed for each part of an attention (ggml/src/ggml-cpu/ops.cpp, vec.cpp):
 
 - dot products: MUL_MAT of the cached keys by the queries, as without flash attention
@@ -73,9 +73,9 @@ class _Plan(ctypes.Structure):
 
 
 _OF_TENSORS = {"argmax": 1, "exp": 1, "add": 2, "cpy": 2, "mul": 2, "mul_mat": 2, "out_prod": 2}
-"""functions that make a tensor of so many"""
+"""functions that make a tensor from this number of tensors"""
 _OF_A_NUMBER = ("rms_norm", "scale", "scale_inplace")
-"""those that make one of a tensor and a number"""
+"""those that make one from a tensor and a number"""
 
 
 @cache
@@ -100,13 +100,13 @@ def ggml() -> Any:
 
 
 class Graph:
-    """A graph in memory of its own; `with` frees it. `bytes` is room for its tensors' data."""
+    """A graph in its own memory; `with` frees it. `n_bytes` is room for its tensors' data."""
 
     def __init__(self, n_bytes: int) -> None:
         self._lib = ggml()
         self._ctx = self._lib.ggml_init(InitParams(n_bytes + 4 * OVERHEAD, None, False))
         if not self._ctx:
-            raise NativeError(f"ggml gets no memory for {n_bytes:,} bytes")
+            raise NativeError(f"ggml could not allocate {n_bytes:,} bytes")
         self._graph = self._lib.ggml_new_graph_custom(self._ctx, 2048, False)
         self._work = ctypes.create_string_buffer(1)
 
@@ -129,7 +129,7 @@ class Graph:
         return tensor
 
     def node(self, function: str, *arguments: float) -> int:
-        """What a function of ggml makes of its arguments, computed by the graph."""
+        """The result of a ggml function, computed by the graph."""
         tensor: int = getattr(self._lib, function)(self._ctx, *arguments)
         self._lib.ggml_build_forward_expand(self._graph, tensor)
         return tensor
@@ -145,8 +145,8 @@ class Graph:
 
 
 def fastest_ns(run: Callable[[], object], seconds: float) -> float:
-    """The time of the fastest run, in ns, of five or more in about `seconds`. What the machine can
-    do is the fastest: whatever else runs there only takes time."""
+    """The time of the fastest run, in ns, of five or more in about `seconds`. The fastest shows
+    what the machine can do: whatever else runs there only takes time."""
     run()
     times: list[int] = []
     end = time.perf_counter() + seconds
@@ -159,9 +159,9 @@ def fastest_ns(run: Callable[[], object], seconds: float) -> float:
 
 MIB = 1 << 20
 SIZES = (1, 4, 16, 64, 256, 1024)
-"""MiB; caches end between them"""
+"""MiB; the sizes of caches lie between them"""
 MOVED_AT_ONCE = 64
-"""MiB that one graph moves at least, so that starting its threads does not count"""
+"""the least MiB that one graph moves, so that starting its threads does not count"""
 ROW = 1024
 """elements of a row that is copied: 4 KiB"""
 TYPES_OF_WEIGHTS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
@@ -178,7 +178,8 @@ SLOWER = 2
 
 
 def measure(on_progress: OnProgress) -> Probe:
-    """Measures everything but what is implausible; `on_progress` gets figures done and in total."""
+    """Measures everything, and leaves out what is implausible; `on_progress` gets the figures done
+    and their total."""
     (load_average, _, _) = os.getloadavg()
     counts = thread_counts()
     free = free_memory()
@@ -225,7 +226,7 @@ def _is_plausible(of: Bandwidth, all_: Sequence[Bandwidth]) -> bool:
 
 def _times(graph: Graph, counts: Sequence[int]) -> Iterator[tuple[int, float]]:
     """ns for each number of threads, without those that are far slower than fewer threads: a thread
-    that another process keeps from its CPU lets all others wait."""
+    that another process keeps from its CPU makes all others wait."""
     fewer = inf
     for n in counts:
         for _ in range(TRIES):
@@ -243,7 +244,7 @@ def thread_counts() -> list[int]:
 
 
 def bandwidth(sizes: Sequence[int], counts: Sequence[int]) -> Iterator[Bandwidth]:
-    """Copies from one half of the memory to the other: they read and write as many bytes."""
+    """Copies from one half of the memory to the other: reads and writes together are `size`."""
     for size in sizes:
         times = max(1, MOVED_AT_ONCE // size)
         with Graph((size + 1) * MIB) as graph:
@@ -290,7 +291,7 @@ MOST_ELEMENTS = 1 << 24
 
 def time_all(cpu: str, shapes: list[KernelShape]) -> dict[KernelShape, PartTimes] | str:
     """`time_parts` of each shape, or the name of this machine's processor if that is not `cpu`; an
-    unknown one is not another one."""
+    unknown one does not count as another."""
     here = cpu_name()
     if cpu and here and cpu != here:
         return here
@@ -326,8 +327,8 @@ def _norm(shape: ScaledNormShape) -> PartTimes:
 def _timed(
     n_bytes: int, function: str, tensors: Sequence[tuple[int, ...]], *arguments: float
 ) -> float:
-    """ns of what a function of ggml makes of tensors, which are given with type and shape; all of
-    them hold `n_bytes`."""
+    """The time, ns, of a ggml function on tensors that are given by type and shape and together
+    hold `n_bytes`."""
     copies = max(2, min(COPIES, MOST_BYTES // max(1, n_bytes)))
     with Graph(copies * (n_bytes + (1 << 12))) as graph:
         for _ in range(copies):

@@ -22,8 +22,8 @@ interleaved for the CPU's kernels"""
 
 
 def is_plain(buffer: str) -> bool:
-    """Whether it is plain memory, which a device may have pinned: of mapped weights, llama.cpp puts
-    none there (`llama_model_loader::create_tensor`)."""
+    """Whether it is plain memory, which a device may have pinned: llama.cpp puts no mapped weights
+    there (`llama_model_loader::create_tensor`)."""
     return buffer == PLAIN or buffer.endswith("_Host")
 
 
@@ -55,7 +55,7 @@ class ContextSettings:
     embeddings: bool
     kv_unified: bool
     swa_full: bool
-    """whether the cache for sliding windows has the whole context; no event records it"""
+    """whether the cache for sliding windows covers the whole context; no event records it"""
     mmap: bool
     """whether the file is mapped, not read"""
 
@@ -80,8 +80,8 @@ class MemoryBreakdown:
     placements: list[Placement]
     """of the model's weights"""
     devices: list[DeviceMemory] = field(default_factory=list)
-    """that the context may use; what is free is without the context if it was measured, else with
-    what it would take"""
+    """that the context may use; their free memory is without the context if it was measured, and
+    includes what it would take if it was predicted"""
 
     @property
     def n_bytes(self) -> int:
@@ -101,13 +101,13 @@ class MemoryBreakdown:
 
     @property
     def gpu_layers(self) -> int:
-        """How many layers have a weight on a device, the output as one more."""
+        """How many layers have a weight on a device, counting the output as one more."""
         moved = {use.buffer for use in self.uses if use.device}
         return len({layer_of(of.name) for of in self.placements if of.buffer in moved})
 
     def layers_of_machine(self) -> dict[int, int]:
-        """By layer: the bytes that a device would need for what the machine's memory has of it: its
-        weights and, unless a part is on a device, an equal share of the cache."""
+        """By layer: the bytes that a device would need for the part of it in the machine's memory:
+        its weights and, unless a part is on a device, an equal share of the cache."""
         moved = {use.buffer for use in self.uses if use.device}
         on_devices = {layer_of(of.name) for of in self.placements if of.buffer in moved}
         every = {layer_of(of.name) for of in self.placements} - {-1}
@@ -119,7 +119,7 @@ class MemoryBreakdown:
         return {layer: n_bytes for layer, n_bytes in found.items() if n_bytes}
 
     def too_large(self) -> list[tuple[DeviceMemory, int]]:
-        """The devices that have less free memory than a predicted context needs there, and that."""
+        """The devices with less free memory than a predicted context needs, and what it needs."""
         needs = ((device, self.on(device.device)) for device in self.devices)
         return [(device, needed) for device, needed in needs if needed > device.free]
 
@@ -170,7 +170,7 @@ def read_breakdown(
 
 
 def mapped_bytes(model: ModelFile, in_place: Collection[str]) -> int:
-    """Bytes that are mapped for these weights: in each file from the first to the last of them."""
+    """Bytes that are mapped for these weights: in each file, from the first to the last of them."""
     ranges: dict[tuple[Path, bool], tuple[int, int]] = {}
     for weight in model.weights:
         if weight.name in in_place:

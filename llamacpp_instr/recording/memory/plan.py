@@ -10,7 +10,7 @@ corrects:
 
 - A dry run cannot map files. A real load maps the range of each file from the first to the last
   weight that is used in place, which includes repacked weights. The dry run shows which weights are
-  used in place, and the files where they are.
+  used in place, and the files show where they are.
 - The compute buffer is that of a prompt's graph. A real context also has room for the graph of a
   single token, which differs in some architectures. So a second context, for one token at a time,
   is measured, and the larger buffer counts.
@@ -138,12 +138,12 @@ def _dry_run(
     mmap: bool,
     placement: Placement = ANYWHERE,
 ) -> MemoryBreakdown:
-    """The memory of the last context that `make` makes; the one before it is for single tokens."""
+    """The memory of the last context that `make` makes; the previous one is for single tokens."""
     with dry_context_log(model, placement) as (dry, content):
         make(dry)
     single, plan = _breakdowns(bytes(content))[-2:]
     plan = plan.with_room_for(single)
-    if placement.rpc:  # the recorder sends a server nothing
+    if placement.rpc:  # the recorder sends nothing to a server
         remote = [of for of in devices() if of.backend == "RPC"]
         there = [schema.DeviceMemory(device=of.name, total=of.memory_bytes, free=of.free_bytes)
                  for of in remote]  # fmt: skip
@@ -161,7 +161,7 @@ def dry_context_log(
     """The model without its weights, and the log of its use, complete after the block."""
     model.check_has_weights()
     native.load()
-    # of a model without weights, the recorder reports the buffers of tensors only if asked for all
+    # without a model's weights, the recorder reports the buffers of tensors only at verbose
     content = bytearray()
     with (
         LogPipe(content.extend) as log,
@@ -191,7 +191,7 @@ def _events(log: bytes, kind: type[E]) -> list[E]:
 
 
 WINDOW = 256
-"""the window of a cache is a multiple of so many cells: llama_kv_cache::get_n_kv"""
+"""the window of a cache is a multiple of this many cells: llama_kv_cache::get_n_kv"""
 
 
 @dataclass(frozen=True)
@@ -211,17 +211,17 @@ def dry_graphs(
     """The graph of each ubatch, in a context with the options of `instr run`, whose size follows
     from the ubatch: `options.ctx` does not count.
 
-    It equals the graph of a real ubatch after `past` tokens, but for three things. The buffers of
-    weights that a real load maps are `CPU`, not `CPU_Mapped`, and what is computed has none. A
-    recurrent model's graph also clears its state, as before a first token. The window of the cache
-    has the same number of cells, because the context is made as large as that window. Raises like
-    `plan_memory`.
+    It equals the graph of a real ubatch after `past` tokens, except for three things. The buffers
+    of weights that a real load maps are `CPU`, not `CPU_Mapped`, and computed tensors have no
+    buffer. A recurrent model's graph also clears its state, as before a first token. The window of
+    the cache has the same number of cells, because the context is made as large as that window.
+    Raises like `plan_memory`.
     """
     return in_a_child(_dry_graphs, model, options, ubatches)
 
 
 def window(ubatch: UbatchShape) -> int:
-    """Cells of the cache that llama.cpp gives the graph of this ubatch."""
+    """How many cells of the cache llama.cpp gives to the graph of this ubatch."""
     return -(-(ubatch.past + ubatch.tokens) // WINDOW) * WINDOW
 
 
@@ -310,8 +310,8 @@ def check_memory(
 
 
 def most_layers(model: ModelFile, options: ContextOptions, mmap: bool, placement: Placement) -> int:
-    """For --gpu-layers: how many layers, the output as one more, leave room on every device. Raises
-    like `plan_memory`."""
+    """For --gpu-layers: the most layers, counting the output as one more, that fit on the devices.
+    Raises like `plan_memory`."""
     layers = len({weight.layer for weight in model.weights} - {-1})
     most = range(1, 1 + (layers + 1 if placement.gpu_layers is None else placement.gpu_layers))
     tries = count(1)
@@ -336,8 +336,8 @@ def plan_memory(
     mmap: bool = True,
     placement: Placement = ANYWHERE,
 ) -> MemoryBreakdown:
-    """The memory of a context with the options of `instr run`; of one for embeddings if the model
-    has no memory of its own.
+    """The memory of a context with the options of `instr run`; of a context for embeddings if the
+    model has no cache or state.
 
     Raises `UsageError` for options that the model cannot run with, `LoadError` for a model that
     llama.cpp cannot load, `NativeError` without the patched library.

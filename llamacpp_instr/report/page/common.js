@@ -1,4 +1,4 @@
-// What the pages share: elements, numbers, cells on a canvas. Text of a log or model is only a text node.
+// What the pages share: elements, numbers, cells on a canvas. Text of a log or model is only ever a text node.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -47,7 +47,7 @@ export function drawCells(canvas, cells, width, height, colour) {
   }));
 }
 
-// The row and column of the cell of a drawn matrix at which an event was; null outside.
+// The row and column of the cell of a drawn matrix where an event happened; null outside.
 export function cellAt(event, cells) {
   const box = event.target.getBoundingClientRect();
   const y = Math.floor(((event.clientY - box.top) / box.height) * cells.length);
@@ -55,7 +55,7 @@ export function cellAt(event, cells) {
   return cells[y]?.[x] === undefined ? null : [y, x];
 }
 
-// An uPlot chart as wide as its place; `options` are those that differ between charts.
+// A uPlot chart as wide as its place; `options` are those that differ between charts.
 export function makeChart(place, height, data, { axes, ...options }) {
   const stroke = () => getComputedStyle(place).color;
   const chart = new uPlot({

@@ -142,7 +142,7 @@ export class Breakpoints {
   #asked = { lines: {}, functions: [], filters: [] };
   #placed = new Map(); // what is asked → what the adapter answered
 
-  // `listing` shows those in lines; `fail(error)` tells what went wrong
+  // `listing` shows those on lines; `fail(error)` tells what went wrong
   constructor(connection, listing, fail) {
     Object.assign(this, { connection, listing, fail, reference: "" });
     $("add-break").addEventListener("submit", (event) => {
@@ -156,8 +156,8 @@ export class Breakpoints {
     for (const name of FILTERS) $(`on-${name}`).addEventListener("change", () => this.#setFilters());
   }
 
-  // What all browsers together have set. To `ask` for the same again changes nothing, but tells what
-  // became of it.
+  // What all browsers together have set. To `ask` for the same again changes nothing, but returns the
+  // result.
   async restore(asked, ask) {
     this.#asked = structuredClone(asked);
     for (const name of FILTERS) $(`on-${name}`).checked = this.#asked.filters.includes(name);

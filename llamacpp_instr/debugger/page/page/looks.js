@@ -2,7 +2,7 @@
 
 import { $, cellAt, dark, drawCells, make, percent, row } from "./common.js";
 
-// A token as it can be seen: spaces, line ends and emptiness too.
+// A token made visible, including spaces, line ends and an empty one.
 function visible(text) {
   return text === "" ? "∅" : text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/^ +| +$/g, (s) => "␣".repeat(s.length));
 }
@@ -72,7 +72,7 @@ export function drawHead(seen) {
     $("head-caption").textContent =
       `token ${token}${named(seen.rows[token])} gives ${percent(map.values[y][x])} to cell ${cell}${named(seen.cells[cell])}`;
   };
-  // the rows as numbers, for those who cannot see the picture, and for who wants to copy them
+  // the rows as numbers, for those who cannot see the picture, or want to copy them
   const most = (map.values.at(-1) ?? []).map((value, x) => [value, map.columnEdges[x]])
     .filter(([value]) => value >= 0.0005).sort((a, b) => b[0] - a[0]).slice(0, 5);
   $("head-values").replaceChildren(...most.map(([value, cell]) => make("li", { "data-value": value },

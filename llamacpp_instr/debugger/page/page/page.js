@@ -12,7 +12,7 @@ class Connection {
   #waiting = new Map();
   #over = false;
 
-  // `onEvent(name, body)`; `onLost(isOver)` when the connection ends; it comes back by itself
+  // `onEvent(name, body)`; `onLost(isOver)` when the connection ends; it reconnects on its own
   constructor(onEvent, onLost) {
     this.onEvent = onEvent;
     this.onLost = onLost;
@@ -27,7 +27,7 @@ class Connection {
     return new Promise((resolve, reject) => this.#waiting.set(seq, { resolve, reject }));
   }
 
-  // Ends the session; the server ends, too.
+  // Ends the session and the server.
   quit() {
     this.#over = true;
     return this.request("disconnect").catch(() => {});
@@ -97,7 +97,7 @@ const EVENTS = {
 function onLost(isOver) {
   if (state === "over" && !isOver) return;
   become(isOver ? "over" : "lost", isOver ? "The session has ended" : "Not connected",
-    isOver ? "The log is whole; this page can be closed." : "Does instr debug still run? Trying again …");
+    isOver ? "The log is whole; this page can be closed." : "Is instr debug still running? Trying again …");
 }
 
 function restored(snapshot) {
@@ -163,7 +163,7 @@ function running() {
 
 // --- a stop ---
 
-// The answer to a request about this stop. If the model has gone on meanwhile, it never comes.
+// The answer to a request about this stop; it never arrives if the model has gone on meanwhile.
 function ask(command, args) {
   const mine = visit;
   const still = (then) => (answer) => mine === visit && then(answer);
@@ -296,7 +296,7 @@ function clear() {
   $("problem").hidden = true;
 }
 
-// One of our commands. That the model goes on, or that something has changed, is an event.
+// One of our commands. An event says that the model goes on, or that something has changed.
 function command(line) {
   clear();
   return connection.request("evaluate", { expression: line, context: "repl" }).catch(fail);

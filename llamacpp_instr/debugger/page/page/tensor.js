@@ -6,9 +6,9 @@ const ROWS = 64, COLUMNS = 128; // cells of a picture
 const FEW = [24, 8]; // rows and columns whose single values are shown as numbers
 const ZOOM = 4;
 const NOT_FINITE = "#d6249f";
-const LABELS = { n: "values", nan: "NaN", inf: "infinite", zero: "zeros", absmax: "largest size", std: "deviation" };
+const LABELS = { n: "values", nan: "NaN", inf: "infinite", zero: "zeros", absmax: "largest |x|", std: "deviation" };
 
-// -1 … 1 as a colour: blue, the page's background, orange; they differ for every kind of eyes.
+// -1 … 1 as a colour: blue, the page's background, orange, which differ for any colour vision.
 function signed(share) {
   const strength = Math.min(1, Math.abs(share));
   const light = dark.matches ? 10 + 50 * strength : 98 - 48 * strength;
@@ -41,7 +41,7 @@ function sliceText(ranges, shape) {
 const freeOf = (ranges) => ranges.flatMap((at, i) => (Array.isArray(at) ? [i] : []));
 const sizeOf = ([begin, end]) => end - begin;
 
-// A window of a size that begins at `begin`, or so near that it lies in a range.
+// A window of a size that begins at `begin`, or as near to it as a range allows.
 function within(begin, size, [low, high]) {
   const at = Math.max(low, Math.min(begin, high - size));
   return [at, at + size];
@@ -215,7 +215,7 @@ export class TensorView {
     }));
   }
 
-  // The window before or after, along the last dimension that is shown (`back` 1) or the one before it.
+  // The previous or next window, along the last dimension that is shown (`back` 1) or the one before.
   #page(back, step) {
     this.#change((ranges, free) => {
       const i = free.at(-back);

@@ -1,5 +1,5 @@
-// Colours of numbers: blue below zero, orange above, the page's background at zero, which people who
-// see no red or no green tell apart. Numbers that are not finite are magenta.
+// Colours of numbers: blue below zero, orange above, the page's background at zero, which people with
+// red-green blindness can tell apart. Numbers that are not finite are magenta.
 
 import { dark } from "./common.js";
 

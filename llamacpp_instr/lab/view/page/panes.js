@@ -9,7 +9,7 @@ const SIDE = 256; // cells of a side of a tile
 const KEPT = 300; // tiles
 const AT_ONCE = 4; // requests
 const LEFT = 46, TOP = 18; // pixels of the rulers
-const NUMBERS = 46, GRID = 9, BLOCKS = 1.5; // pixels of a weight from which these are drawn
+const NUMBERS = 46, GRID = 9, BLOCKS = 1.5; // the least pixels of a weight with which these are drawn
 const LARGEST = 64; // pixels of a weight
 
 export class Panes {
@@ -40,7 +40,7 @@ export class Panes {
       this.listen(pane.canvas);
       this.sizes.observe(pane.canvas);
     }
-    // of a very long matrix the beginning, which would be a hair as a whole
+    // the beginning of a very long matrix, because the whole would be as thin as a hair
     const short = Math.min(shape.rows, shape.columns);
     this.place(Math.min(LARGEST, Math.max(this.least, 80 / short)), 0, 0);
   }
@@ -116,7 +116,7 @@ export class Panes {
     });
   }
 
-  // Whether the pictures are not yet what they will be.
+  // Whether the pictures are still incomplete.
   tell(busy) {
     for (const { canvas } of this.panes) canvas.ariaBusy = busy;
   }
@@ -172,7 +172,7 @@ export class Panes {
       const tile = this.tiles.get(key(k));
       if (!tile && k === level) this.wanted.push({ key: key(k), which: pane.which, level, row, column });
       if (!tile) continue;
-      this.tiles.delete(key(k)); // the last one is forgotten last
+      this.tiles.delete(key(k)); // the latest one is dropped last
       this.tiles.set(key(k), tile);
       tile.picture ??= paint(tile.cells, tile.rows, tile.columns, pane.limits[k]);
       const share = SIDE >> k - level, mask = (1 << k - level) - 1;
@@ -245,7 +245,7 @@ export class Panes {
     }
   }
 
-  // What the cell of a level shows that covers a weight; null if its tile is not there.
+  // What the cell of a level shows that covers a weight; null if its tile is not loaded.
   value(which, row, column, level = 0) {
     const [r, c] = [row >> level, column >> level];
     const tile = this.tiles.get(`${which}/${level}/${r >> 8}/${c >> 8}`);
@@ -352,7 +352,7 @@ export function short(value) {
   return Number.isFinite(value) ? String(Number(value.toPrecision(3))) : String(value);
 }
 
-// So many digits that it is the same float32 when it is read again.
+// Enough digits to read the same float32 back.
 export function exact(value) {
   return Number.isFinite(value) ? String(Number(value.toPrecision(9))) : String(value);
 }

@@ -169,7 +169,7 @@ class Part {
     return this.working(() => this.open(number));
   }
 
-  // Say that the tensor is not yet shown, while it is done.
+  // Mark the tensor as busy while `action` runs.
   async working(action) {
     const place = this.get(".tensor");
     this.n_working = (this.n_working ?? 0) + 1;
@@ -246,7 +246,7 @@ class Part {
   showCell() {
     const { level, chosen, pointed, panes } = this.panes, size = 2 ** level;
     const measure = this.get(".measure").value;
-    const shows = measure === "rms" ? "their root mean square" : "the one with the largest size, with its sign";
+    const shows = measure === "rms" ? "their root mean square" : "the one with the largest absolute value, with its sign";
     this.get(".level").textContent = level
       ? `A cell covers ${size} × ${size} weights and shows ${shows}.`
       : "Every cell is one weight.";
