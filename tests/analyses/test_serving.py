@@ -129,7 +129,7 @@ def test_a_finding_adds_it_up(tmp_path: Path) -> None:
         return missed_reuse(Facts(Account(session, counted_steps(session)[0])))
 
     what, share, advice = cause(elsewhere=32)
-    assert "32 prompt tokens" in what
+    assert "held 32 of the computed prompt tokens" in what
     assert ELSEWHERE in what
     assert share == pytest.approx(32 / 80)
     assert "id_slot" in advice

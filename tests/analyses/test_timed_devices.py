@@ -114,7 +114,7 @@ def test_a_device_that_was_measured_has_roofs() -> None:
             for of in found
             if of["FLOP/byte"]
         ]
-        assert any("no limits of Vulkan0" in note for note in reports[-1].notes) != roofed
+        assert any("no limits for Vulkan0" in note for note in reports[-1].notes) != roofed
         titles = ["Ops under the roofs of Vulkan0"]
         assert [chart.title for chart in charts] == titles * roofed, "the CPU multiplied nothing"
     slowest = [
@@ -331,7 +331,7 @@ def test_what_fell_back_is_named(tmp_path: Path) -> None:
     assert finding.what.startswith("ROPE ran on the CPU between parts of Vulkan0: 30.0 µs in")
     launch = sketch(own=10, submits=40, ran=20, waits=40)
     waits = causes(session_of(tmp_path / "a.log", launch))["device-waits"]
-    assert "submits in 62 %" in waits.what
+    assert "submits for 62 %" in waits.what
     assert "larger batches" in waits.advice
 
 

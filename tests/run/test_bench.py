@@ -162,7 +162,7 @@ def test_ctrl_c_prints_what_was_measured(
         ("demo --threads 513", "--threads is 513; it must be from 1 to 512"),
         ("demo -d 1", "a test of 512 tokens at depth 1 exceeds the context of 512 tokens"),
         ("demo -p 1 -n 1 --logs no/where", "--logs no/where: No such file"),
-        ("{bert} -p 1", "encoder without text"),
+        ("{bert} -p 1", "is an encoder and generates no text"),
         ("{t5} -p 1", "has an encoder"),
         ("{vocabulary} -p 1", "only a vocabulary"),
         ("demo -o out.pftrace", "a report is .txt"),

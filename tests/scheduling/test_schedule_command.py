@@ -124,8 +124,8 @@ def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
         ((LOG, "--sweep", "1:4", "--engines", "3"), "leave out --engines"),
         ((LOG, "--sweep", "1:4", "--perfetto", "a"), "leave out --perfetto"),
         ((LOG, "--perfetto", "-"), "--perfetto -"),
-        (("GRAPH", "--split", "rows"), "as it is"),
-        (("GRAPH", "--layers", "0"), "as it is"),
+        (("GRAPH", "--split", "rows"), "is scheduled unchanged"),
+        (("GRAPH", "--layers", "0"), "is scheduled unchanged"),
         (("nowhere.log",), "nowhere.log"),
     ],
 )

@@ -182,7 +182,7 @@ def test_measured_parts_take_the_place_of_attention() -> None:
     made = f"--split heads made {len(divided.kernel)} tasks of {len(timed.chosen)} kernels."
     assert first.startswith(made)
     recorded = sum(float(timed.ns[kernel]) for kernel in shapes)
-    told = f"together 80.0 µs, and FLASH_ATTN_EXT took {recorded / 1000:.1f} µs in the log."
+    told = f"together 80.0 µs; FLASH_ATTN_EXT took {recorded / 1000:.1f} µs in the log."
     assert [note.partition("several runs: ")[2] for note in others] == [told]
 
 

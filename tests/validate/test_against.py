@@ -111,8 +111,8 @@ def test_the_coarsest_matrix_decides_the_default_bound() -> None:
     ("size", "line"),
     [
         ({"vocab_size": 600}, "it.gguf has 512 tokens in its vocabulary, but folder has 600"),
-        ({"num_hidden_layers": 3}, "it.gguf has 2 layers, folder has 3"),
-        ({"hidden_size": None}, "it.gguf has 64 values in a hidden state, folder has none"),
+        ({"num_hidden_layers": 3}, "it.gguf has 2 layers, but folder has 3"),
+        ({"hidden_size": None}, "it.gguf has 64 values in a hidden state, but folder has none"),
     ],
 )
 def test_another_model_is_refused_with_both_numbers(size: dict[str, int], line: str) -> None:

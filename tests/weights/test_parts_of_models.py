@@ -117,7 +117,7 @@ def test_blocks_are_numbered_row_by_row(tmp_path: Path) -> None:
     assert (last.place, last.offset, last.reference) == ((2, 32), weight.offset + 5 * 34, None)
     assert b"".join(last.raw.values()) == random_rows("Q8_0", 3, 2).tobytes()[5 * 34 :]
     for block in (-1, 6):
-        with pytest.raises(UsageError, match=f"no block {block}, its blocks are numbered 0 to 5"):
+        with pytest.raises(UsageError, match=f"no block {block}; its blocks are numbered 0 to 5"):
             load_block(weight, block)
 
 
