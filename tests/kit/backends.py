@@ -1,4 +1,4 @@
-"""Backends of ggml that the wheel has not, as modules that `GGML_BACKEND_PATH` names.
+"""Backends of ggml that the wheel lacks, as modules that `GGML_BACKEND_PATH` names.
 
 They are compiled from the patched source against the libraries of this environment, once for each
 content of what they are made from.
@@ -12,23 +12,25 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from llamacpp_instr.base.machine import usable_cpus
 from llamacpp_instr.base.system import cache_dir
-from llamacpp_instr.llama.build.wheel import ccache_environment, wheel_key
+from llamacpp_instr.llama.build.wheel import wheel_key
 from tests.kit.debian import unpack_newer
-from tests.kit.native_kit import installed_library, locked, patched_tree, with_cmake
+from tests.kit.native_kit import installed_library, locked, patched_tree
 
 LAVAPIPE = Path("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json")
 """Mesa's Vulkan device that computes on the CPU"""
 
 HEADERS = Path("/usr/include/vulkan/vulkan_core.h")
 _NEWER = "VkLayerSettingEXT"
-"""a name that llama.cpp needs and Debian 12's headers have not"""
+"""a name that llama.cpp needs and Debian 12's headers do not have"""
+
+REGISTERED = Path(__file__).parent / "vulkan_module.cpp"
 
 
 def has_openblas() -> bool:
@@ -61,15 +63,18 @@ def compiled_backend(name: str, sources: Sequence[str], *flags: str) -> Path:
     with locked(place) as done:
         if not done:
             place.mkdir(parents=True)
-            command = [
-                os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread",
-                *(f"-DGGML_{part}" for part in ("SHARED", "BACKEND_SHARED", "BACKEND_BUILD")),
-                f"-I{tree / 'include'}", f"-I{tree / 'src'}", *map(str, files),
-                "-o", str(module),
-                f"-L{library}", "-l:libggml-base.so.0", f"-Wl,-rpath,{library}", *flags,
-            ]  # fmt: skip
-            subprocess.run(command, check=True)
+            _compile(module, files, "-DGGML_BACKEND_BUILD", f"-Wl,-rpath,{library}", *flags)
     return module
+
+
+def _compile(module: Path, files: Sequence[Path], *flags: str) -> None:
+    tree, library = patched_tree() / "ggml", installed_library()
+    command = [
+        os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread",
+        "-DGGML_SHARED", "-DGGML_BACKEND_SHARED", f"-I{tree / 'include'}", f"-I{tree / 'src'}",
+        *map(str, files), "-o", str(module), f"-L{library}", "-l:libggml-base.so.0", *flags,
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
 
 
 @functools.cache
@@ -82,38 +87,24 @@ def blas_module() -> Path:
 
 @functools.cache
 def vulkan_module() -> Path:
-    """Vulkan, with its shaders."""
+    """Vulkan, with its shaders: the library of a wheel, and a module that registers it."""
     tree = patched_tree()
     folder = tree / "ggml" / "src" / "ggml-vulkan"
     parts = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     parts += sorted((tree / "ggml").glob("[is]*/*.h"))
-    key = wheel_key({str(path.relative_to(tree)): path.read_text() for path in parts})
+    texts = {str(path.relative_to(tree)): path.read_text() for path in parts}
+    key = wheel_key({**texts, REGISTERED.name: REGISTERED.read_text()})
     place = cache_dir() / "tests" / f"vulkan-{key}"
     module = place / "libggml-vulkan.so"
     with locked(place) as done:
         if not done:
-            _build_vulkan(tree, place, module)
+            (wheel,) = wheel_with_backends().glob("*.whl")
+            place.mkdir(parents=True)
+            library = place / "libggml-vulkan.so.0"
+            with zipfile.ZipFile(wheel) as archive:
+                library.write_bytes(archive.read(f"llama_cpp/lib/{library.name}"))
+            _compile(module, [REGISTERED], f"-L{place}", f"-l:{library.name}", "-Wl,-rpath,$ORIGIN")
     return module
-
-
-def _build_vulkan(tree: Path, place: Path, module: Path) -> None:
-    place.mkdir(parents=True)
-    work = place / "work"
-    flags = ["-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_BACKEND_DL=ON"]
-    flags += ["-DGGML_CPU=OFF", "-DGGML_VULKAN=ON", "-DLLAMA_CURL=OFF"]
-    parts = ("TESTS", "COMMON", "TOOLS", "EXAMPLES", "SERVER")
-    flags += [*(f"-DLLAMA_BUILD_{part}=OFF" for part in parts), *vulkan_headers()]
-    work.mkdir()
-    env = {**with_cmake(), **ccache_environment(work, None)}
-    for command in (
-        ["cmake", "-G", "Ninja", "-S", str(tree), "-B", str(work), *flags],
-        ["cmake", "--build", str(work), "-j", str(usable_cpus()), "--target", "ggml-vulkan"],
-    ):
-        command[0] = shutil.which(command[0], path=env["PATH"]) or command[0]
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    shutil.move(work / "bin" / module.name, module)
-    shutil.rmtree(work)
 
 
 @functools.cache
@@ -130,9 +121,9 @@ def vulkan_headers() -> list[str]:
 
 @functools.cache
 def wheel_with_backends() -> Path:
-    """The directory of a wheel with Vulkan and BLAS, by `instr build`."""
+    """The directory of a wheel by `instr build` with Vulkan and, if it is installed, OpenBLAS."""
     wheels = cache_dir() / "tests" / "wheel_with_backends"
-    backends = ("--backend", "vulkan", "--backend", "blas")
+    backends = ("--backend", "vulkan", *(("--backend", "blas") if has_openblas() else ()))
     arguments = f"--cmake-args={shlex.join(vulkan_headers())}"
     command = [sys.executable, "-m", "llamacpp_instr", "build", *backends, arguments]
     subprocess.run([*command, "--wheel-dir", wheels], check=True)
