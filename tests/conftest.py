@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# collecting makes many objects that stay
+# collecting creates many objects that live until the end
 gc.disable()
 
 # what pages show, and what must fit there
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the imports made stays, so the garbage collector need not look at it."""
+    """What imports created lives until the end, so the garbage collector need not scan it."""
     gc.freeze()
     gc.enable()
 
@@ -103,7 +103,7 @@ def instr(tmp_path: Path, environment: dict[str, str], nursery: Nursery) -> Inst
 
 @pytest.fixture
 def started_instr(tmp_path: Path, environment: dict[str, str]) -> Instr:
-    """Like `instr`, as a process of its own from its start: ten times as slow."""
+    """Like `instr`, but each command starts a process of its own: ten times as slow."""
 
     def run(*args: object, input: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -162,7 +162,7 @@ def world(shared_world: World, tmp_path: Path) -> World:
 
 
 def log_parts(log: Path) -> list[Path]:
-    """A log and the files that its rotation began after it, in order."""
+    """A log and the files that its rotation started after it, in order."""
     later = log.parent.glob(f"{log.stem}.part*{log.suffix}")
     return [log, *sorted(later, key=lambda path: int(path.suffixes[-2][len(".part") :]))]
 
@@ -194,7 +194,8 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 def _options_of_others(args: Sequence[str], text: str) -> list[str]:
     """The options that a text of `instr ARGS` names and that neither the command nor ARGS have.
-    Those of "record with --level detailed" and of `instr OTHER --option` are no advice for it."""
+    Those of "record with --level detailed" and of `instr OTHER --option` are advice about other
+    commands."""
     context = click.Context(main)
     names = main.list_commands(context)
     command = main.get_command(context, next((word for word in args if word in names), ""))

@@ -42,7 +42,7 @@ BELOW: dict[str, set[str]] = {
     },
 }  # fmt: skip
 
-# Of the folders inside a room only these are read by others: by the whole room, or by one of them.
+# Only these folders inside a room are imported by others: by the whole room, or by one folder.
 PARTS = {
     "debugger.dap": "debugger.page",
     "lab.weights": "lab.view",
@@ -217,7 +217,7 @@ def test_reading_needs_no_native_library() -> None:
 
 def test_only_commands_that_write_tables_or_traces_load_their_libraries() -> None:
     def importers(folder: str) -> set[str]:
-        """Of the commands, which share modules, the functions."""
+        """For commands, which share modules, their functions."""
         found = {
             name
             for name, others in imports().items()
@@ -266,7 +266,7 @@ def test_the_rule_sees_what_it_has_to_see() -> None:
 
 
 def test_one_room_knows_operating_systems() -> None:
-    """What Linux tells and what macOS tells stand side by side."""
+    """What Linux reports and what macOS reports stand side by side."""
     asking = {
         name
         for name, path in MODULES.items()

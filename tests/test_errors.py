@@ -1,4 +1,4 @@
-"""An error of the system is told in its words, without a number that nobody knows."""
+"""An error of the operating system is reported in words, without its number."""
 
 from __future__ import annotations
 

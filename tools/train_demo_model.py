@@ -46,13 +46,13 @@ def main() -> None:
     texts = (story.text for story in islice(stories(options.seed), STORIES_FOR_PIECES))
     tokenizer = Tokenizer(learn_pieces(texts, shape.vocabulary))
     model = Llama(shape, options.seed)
-    train(model, told(tokenizer, options.seed), options.steps)
+    train(model, token_lists(tokenizer, options.seed), options.steps)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     write_gguf(options.output, model, shape, tokenizer)
     print(f"wrote {options.output}: {options.output.stat().st_size} bytes")
 
 
-def told(tokenizer: Tokenizer, seed: int) -> Iterator[list[int]]:
+def token_lists(tokenizer: Tokenizer, seed: int) -> Iterator[list[int]]:
     """Yield the token ids of stories without end, except those that a test of the file reads."""
     held_out = {story.text for story in islice(stories(seed + 1), HELD_OUT_STORIES)}
     for story in stories(seed):

@@ -208,7 +208,7 @@ def _numbers(title: str, what: Literal["role", "layer", "tensor"], rows: Sequenc
 
 def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
     """Rows in words for a reader, with the times of the most important phase."""
-    phase = _told_phase(rows)
+    phase = _shown_phase(rows)
     cells: list[list[Cell]] = []
     for row in rows:
         times = row.times.get(phase) if phase else None
@@ -219,7 +219,7 @@ def _in_words(title: str, what: str, rows: Sequence[Row]) -> Report:
     return Report(title, columns, cells, key=f"by_{what}")
 
 
-def _told_phase(rows: Sequence[Row]) -> str | None:
+def _shown_phase(rows: Sequence[Row]) -> str | None:
     """The phase whose times are shown in words: decode if there are any, as most steps are."""
     there = {phase for row in rows for phase in row.times}
     return next((phase for phase in SHOWN_PHASES if phase in there), None)
@@ -227,7 +227,7 @@ def _told_phase(rows: Sequence[Row]) -> str | None:
 
 def _largest(title: str, tensors: Sequence[Row]) -> Report:
     """The most important tensors: those whose ops take longest, or those with the most bytes."""
-    phase = _told_phase(tensors)
+    phase = _shown_phase(tensors)
 
     def matters(row: Row) -> float:
         if phase is None:

@@ -162,13 +162,13 @@ def run(
     )
     options.check()
 
-    def begun() -> Path | None:
+    def started_log() -> Path | None:
         return log if log and identity(log) not in ("0:0", before) else None
 
     before = identity(log) if log else ""
     out = sys.stderr.buffer if "-" in (str(log), perfetto) else sys.stdout.buffer
     with (
-        watched(live, begun),
+        watched(live, started_log),
         capturing(options.capture, options.output, force, notice)
         if options.capture and options.output
         else nullcontext() as debugger,

@@ -101,7 +101,7 @@ class LogLines:
 
     def __init__(self) -> None:
         self._level = 0
-        self.begun = ""
+        self.unfinished = ""
         """the beginning of a line that has not ended"""
 
     def completed(self, level: int, text: str) -> list[tuple[int, str]]:
@@ -109,7 +109,7 @@ class LogLines:
         "continued" belongs to the previous line."""
         if level != _CONT:
             self._level = level
-        *lines, self.begun = (self.begun + text).split("\n")
+        *lines, self.unfinished = (self.unfinished + text).split("\n")
         return [(self._level, line) for line in lines if line.strip()]
 
 

@@ -112,7 +112,8 @@ def test_the_name_of_a_test(test: tuple[int, int, int], name: str) -> None:
 
 
 def in_turns(directory: Path, factors: Sequence[float]) -> list[tuple[str, list[Session]]]:
-    """Two models: rounds of two tests, under load; the second model is so many times as fast."""
+    """Two models: rounds of two tests, under load; the second model has the second test
+    `factors` times as fast."""
     found = []
     start = next(e for e in steady_log(0) if isinstance(e, s.SessionStart))
     for side, model in enumerate("AB"):

@@ -34,7 +34,7 @@ def refusal(*args: object) -> str:
 
 
 def tables(*args: object) -> list[Row]:
-    return in_process.told("blocks", *args)
+    return in_process.json_reports("blocks", *args)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The tables of blocks whose bytes are written down: every figure follows from its codes."""
+"""The tables of blocks whose bytes are written by hand: every figure follows from its codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ D, DMIN = 0.5, 0.25
 
 
 def q4_k(d: float = D) -> bytes:
-    """A block whose i-th sub-block has the code i + 1 everywhere, but 15 first in the first."""
+    """A block whose i-th sub-block has the code i + 1 everywhere, except that the first
+    begins with 15."""
     packed = [*SCALES[:4], *MINS[:4], *(s | m << 4 for s, m in zip(SCALES[4:], MINS[4:],
                                                                   strict=True))]  # fmt: skip
     pairs = [[(2 * p + 1) | (2 * p + 2) << 4] * 32 for p in range(4)]
@@ -35,7 +36,7 @@ def q4_k(d: float = D) -> bytes:
 
 
 def tables(*words: object) -> dict[str, Row]:
-    return {of["title"]: of for of in in_process.told("blocks", *words)}
+    return {of["title"]: of for of in in_process.json_reports("blocks", *words)}
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def table(found: dict[str, Row], title: str) -> list[list[Any]]:
 
 
 def test_the_scales_of_a_tensor(model: Path) -> None:
-    """Of 32 sub-blocks, the median is the lower one in the middle."""
+    """The median of 32 sub-blocks is the lower of the two in the middle."""
     found = tables(model, "t")
     assert table(found, "Scales") == [
         ["d", 4, 0, 0.5, 0.5, 1, 0, 0], ["dmin", 4, 0.25, 0.25, 0.25, 0, 0, 0],
@@ -107,10 +108,10 @@ def test_a_block_of_sub_blocks(model: Path, tmp_path: Path) -> None:
         rmse = float(np.sqrt(np.mean((np.array(values[i]) - 1) ** 2)))
         assert row["RMSE"] == pytest.approx(rmse)
     assert sub_blocks["notes"] == ["An element is factor x level + what is added."]
-    told, flat = elements["rows"], list(chain(*values))
-    assert [row["Value"] for row in told] == pytest.approx(flat)
-    assert [row["Sub-block"] for row in told] == [i // 32 for i in range(256)]
-    assert [row["Error"] for row in told] == pytest.approx([v - 1 for v in flat])
+    listed, flat = elements["rows"], list(chain(*values))
+    assert [row["Value"] for row in listed] == pytest.approx(flat)
+    assert [row["Sub-block"] for row in listed] == [i // 32 for i in range(256)]
+    assert [row["Error"] for row in listed] == pytest.approx([v - 1 for v in flat])
     assert elements["notes"] == [f"The reference is {reference}."]
     first = tables(model, "t", "--block", 2, "--reference", reference)
     (of_nan, other, *_) = first["Sub-blocks"]["rows"]
@@ -123,7 +124,7 @@ def test_a_block_of_sub_blocks(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_worst_blocks_are_multiples_of_the_tensor_s_error(model: Path, tmp_path: Path) -> None:
-    """Against itself but for one element of one block, and one NaN."""
+    """Compared with itself, except for one element of one block and one NaN."""
     weight = load_model_file(model).by_name["t"]
     exact = np.array([
         [D * SCALES[i % 8] * (15 if k == i == 0 else i % 8 + 1) - DMIN * MINS[i % 8]
@@ -167,22 +168,22 @@ def test_the_formula_of_a_type(
     type_: str, block: bytes, formula: str, sub_blocks: str | None, tmp_path: Path
 ) -> None:
     path = write_blocks(tmp_path / "m.gguf", {"t": (type_, rows_of([block], 1))})
-    fields, scales, *_ = in_process.told("blocks", path, "t")
+    fields, scales, *_ = in_process.json_reports("blocks", path, "t")
     assert scales["notes"] == [formula]
     assert fields["notes"][1:] == ([sub_blocks] if sub_blocks else [])
     names = [row["Field"] for row in scales["rows"]]
     assert names == ["d"] + ["m"] * (type_ == "Q4_1") + ["scales"] * (type_ == "Q6_K")
-    title = in_process.told("blocks", path, "t", "--block", 0)[1]["title"]
+    title = in_process.json_reports("blocks", path, "t", "--block", 0)[1]["title"]
     assert title == ("Sub-blocks" if sub_blocks else "Scale")
 
 
-def test_scales_that_are_stored_with_an_offset_are_told(tmp_path: Path) -> None:
-    """Q3_K stores 32 for a scale of 0, and 8-bit ones have their own sign."""
+def test_scales_that_are_stored_with_an_offset_are_explained(tmp_path: Path) -> None:
+    """Q3_K stores 32 for a scale of 0, and 8-bit scales are signed."""
     q3_k = bytes(32 + 64 + 12) + half(1)
     q6_k = bytes(192) + bytes([256 - 3] * 16) + half(1)
     path = write_blocks(tmp_path / "m.gguf", {"a": ("Q3_K", rows_of([q3_k], 1)),
                                               "b": ("Q6_K", rows_of([q6_k], 1))})  # fmt: skip
-    notes = [in_process.told("blocks", path, of, "--block", 0)[1]["notes"] for of in "ab"]
+    notes = [in_process.json_reports("blocks", path, of, "--block", 0)[1]["notes"] for of in "ab"]
     assert notes[0] == ["An element is factor x level.",
                         "Scales are shown as stored: 32 means 0."]  # fmt: skip
     assert notes[1] == ["An element is factor x level."]
@@ -250,7 +251,7 @@ def test_a_picture_names_its_axes_and_units(model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("rows", "subs", "n_sub", "bad", "said"),
+    ("rows", "subs", "n_sub", "bad", "note"),
     [
         (1, 1, 8, False, ""), (2, 1, 1, False, "each cell is the mean of 2 x 1 (rows x blocks)"),
         (1, 3, 8, False, "each cell is the mean of 1 x 3 (rows x sub-blocks)"),
@@ -258,9 +259,9 @@ def test_a_picture_names_its_axes_and_units(model: Path, tmp_path: Path) -> None
         (2, 3, 8, True, "each cell is the mean of 2 x 3 (rows x sub-blocks); red: not finite"),
     ],
 )  # fmt: skip
-def test_a_picture_has_notes(rows: int, subs: int, n_sub: int, bad: bool, said: str) -> None:
+def test_a_picture_has_notes(rows: int, subs: int, n_sub: int, bad: bool, note: str) -> None:
     cells = np.array([[1.0, np.nan if bad else 2.0]])
-    assert blocks._notes(Grid(cells, rows, subs, 1, 2), "mean", n_sub) == said
+    assert blocks._notes(Grid(cells, rows, subs, 1, 2), "mean", n_sub) == note
 
 
 # --- maps of weights ---

@@ -1,4 +1,4 @@
-"""The time by the clock and the facts of findings, of times that are written down."""
+"""The time by the clock and the facts of findings, from times that are written by hand."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_shares_of_the_clock() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 101])
-def test_gaps_are_told_if_there_are_several(n: int) -> None:
+def test_gaps_are_reported_if_there_are_several(n: int) -> None:
     gaps = np.arange(n, dtype=np.int64)[::-1] * 1000
     report = clock_report(clock(gaps=gaps), [])
     figures = {name: of for name, of in report.figures.items() if name.startswith("gap")}
@@ -111,7 +111,7 @@ def test_gaps_are_told_if_there_are_several(n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "first", "between", "said"),
+    ("requests", "first", "between", "sentence"),
     [
         ([], None, None, None),
         ([request(1000)], None, None, None),
@@ -122,8 +122,8 @@ def test_gaps_are_told_if_there_are_several(n: int) -> None:
          "first token after 2.00 µs, then 1.00 µs each (medians of 3 requests)"),
     ],
 )  # fmt: skip
-def test_what_somebody_waited_for(
-    requests: list[Request], first: float | None, between: float | None, said: str | None
+def test_what_requests_waited_for(
+    requests: list[Request], first: float | None, between: float | None, sentence: str | None
 ) -> None:
     report = clock_report(clock(), requests)
     found = [report.figures.get(f"{name}, median", (None,))[0]
@@ -131,7 +131,7 @@ def test_what_somebody_waited_for(
     assert found == [first, between]
     speed, *waiting = clock_sentences(report, len(requests))
     assert speed == ["speed", "40,000,000 tokens/s by the clock (4 in 100 ns)"]
-    assert waiting == ([["waiting", said]] if said else [])
+    assert waiting == ([["waiting", sentence]] if sentence else [])
 
 
 # --- facts of findings ---
@@ -182,7 +182,7 @@ def test_facts_have_the_kernels_of_the_first_thread_in_steps_that_count(tmp_path
 def test_a_probe_counts_if_the_same_machine_was_idle(
     cpu: str, load: float, used: bool, tmp_path: Path
 ) -> None:
-    """Of four CPUs, less than half were busy."""
+    """A machine is idle if at most half of its CPUs are busy, here of four."""
     probe = replace(probe_of(cpu), cores=4, load=load)
     facts = facts_of(threaded(tmp_path / "a.log", 1), probe=probe)
     assert (facts.probe is probe, facts.probe is None) == (used, not used)

@@ -36,7 +36,7 @@ from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Report
 from tests.conftest import Instr, assert_refused, read_events
-from tests.kit.in_process import printed, told
+from tests.kit.in_process import json_reports, printed
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.split_log import split_log
 from tests.kit.steady_log import write
@@ -174,7 +174,7 @@ def test_sessions_of_one_model_are_joined(logs: dict[str, Path]) -> None:
 
 
 def on_machine(log: Path, copy: Path, delay: int) -> Session:
-    """The session as if, of every microsecond, its threads had waited `delay` ns for a CPU."""
+    """The session as if its threads had waited for a CPU for `delay` ns of every microsecond."""
     lines = []
     for event in read_events(log):
         if event["event"] != "machine":
@@ -254,7 +254,7 @@ def test_two_models_and_their_logs(logs: dict[str, Path]) -> None:
     assert "47 % fewer" in line
     assert "45.4 → 23.0" in line
 
-    reports = told("compare", *models, *given, "--reference", "demo")
+    reports = json_reports("compare", *models, *given, "--reference", "demo")
     (row,) = [row for row in reports[-1]["rows"] if row["tensor"] == "blk.2.ffn_up"]
     assert row["B bytes"] == 110592
     assert row["decode A"] > 0
@@ -268,8 +268,8 @@ def test_several_logs_of_a_model(logs: dict[str, Path], tmp_path: Path) -> None:
     q8, q4 = logs.values()
     again = tmp_path / "again.log"
     again.write_text(another_process(q8))
-    one = told("compare", *models, "--log", q8, "--log", q4)
-    two = told("compare", "--log", q8, again, "--log", q4, *models)
+    one = json_reports("compare", *models, "--log", q8, "--log", q4)
+    two = json_reports("compare", "--log", q8, again, "--log", q4, *models)
     for row, same in zip(one[-1]["rows"], two[-1]["rows"], strict=True):
         assert row["tensor"] == same["tensor"]
         assert row["decode A"] == same["decode A"]
@@ -280,11 +280,11 @@ def test_several_logs_of_a_model(logs: dict[str, Path], tmp_path: Path) -> None:
     split = split_log([event for _, event in typed_events(q4)], 2, Random(1))
     for path, events in zip(parts, split, strict=True):
         write(path, events)
-    of_parts = told("compare", *models, "--log", q8, "--log", *reversed(parts))
+    of_parts = json_reports("compare", *models, "--log", q8, "--log", *reversed(parts))
     assert [of["rows"] for of in of_parts] == [of["rows"] for of in one]
 
     again.write_text(another_process(q8).replace('"n_threads":1,', '"n_threads":2,'))
-    of_threads = told("compare", *models, "--log", q8, again, "--log", q4)
+    of_threads = json_reports("compare", *models, "--log", q8, again, "--log", q4)
     assert "Q8_0: its logs differ in their settings: threads." in str(of_threads)
 
 

@@ -38,9 +38,9 @@ def candidates(
     interrupted: Sequence[Sequence[int]] = (),
     cpu: Sequence[float] = (),
 ) -> list[Candidate]:
-    """Two models of one run a round; the second's steps and kernels take so many times as long.
-    `interrupted` has, by side and round, in how many of ten steps all kernels take twice longer;
-    `cpu` how many times as much CPU time the second's steps take, counted four times a step."""
+    """Two models with one run per round; `steps` and `kernels` multiply the second's times.
+    `interrupted` has, by side and round, in how many of ten steps all kernels take three times as
+    long; `cpu` multiplies the CPU time of the second's steps, which is read four times a step."""
     sides = []
     for side in range(2):
         sessions = []
@@ -72,7 +72,7 @@ def by_pairs(factors: Sequence[float], n_family: int = 1) -> list[float]:
     return [math.exp(logs.mean() + sign * reach) for sign in (0, -1, 1)]
 
 
-def test_a_difference_in_every_round_is_told_under_load(tmp_path: Path) -> None:
+def test_a_difference_in_every_round_is_reported_under_load(tmp_path: Path) -> None:
     pair = Pair(*candidates(tmp_path, OF_PAIR, OF_PAIR))
     ratio = pair.step_ratio("decode")
     assert [ratio.value, ratio.low, ratio.high] == pytest.approx(by_pairs(OF_PAIR), rel=1e-4)
@@ -80,8 +80,8 @@ def test_a_difference_in_every_round_is_told_under_load(tmp_path: Path) -> None:
     times = [row.times["decode"].ratio for row in products]
     n_family = sum(bool(row.times) for row in pair.tensors())
     for found in times:
-        told = [found.value, found.low, found.high]
-        assert told == pytest.approx(by_pairs(OF_PAIR, n_family), rel=1e-4)
+        figures = [found.value, found.low, found.high]
+        assert figures == pytest.approx(by_pairs(OF_PAIR, n_family), rel=1e-4)
     answer = compute_comparison([pair.a, pair.b])[0]
     assert "B against A: same bytes, decodes 0.568 times as fast (0.5" in answer.title
     assert "The models took turns: their speeds are compared in 5 pairs." in answer.notes
@@ -135,7 +135,7 @@ def test_interruptions_of_most_steps_do_not_hide_or_make_a_difference(
 def test_the_cpu_time_of_long_steps_tells_what_clock_and_kernels_cannot(
     tmp_path: Path, factor: float, verdict: str
 ) -> None:
-    """Nothing of a long step runs without interruptions, as in a prefill beside other work."""
+    """No part of a long step runs without interruptions, as in a prefill beside other work."""
     steps, cpu = (3.0, 0.4, 2.0, 0.5, 1.0), [factor * x for x in (0.97, 1.03, 1, 1.02, 0.98)]
     pair = Pair(*candidates(tmp_path, steps, steps, disturbed=True, cpu=cpu))
     ratio = pair.step_ratio("decode")

@@ -1,4 +1,4 @@
-"""`instr compare` of logs and models whose figures are written down."""
+"""`instr compare` of logs and models whose figures are written by hand."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def sketched(
     path: Path, decodes: Sequence[int], products: Sequence[int], n_bytes: int = 64,
     type_: str = "f16",
 ) -> Session:  # fmt: skip
-    """A prefill of six tokens in 3 µs, then decodes of these ns in which the product takes so
-    many; one sampled token each."""
+    """A prefill of six tokens in 3 µs, then decodes that take `decodes` ns, of which the product
+    takes `products`; one sampled token each."""
     sketch = Sketch(type_)
     sketch.weight(n_bytes, type_, "CPU")
     for event in sketch.events:
@@ -214,7 +214,7 @@ def test_a_group_that_one_side_lacks_has_no_times(tmp_path: Path) -> None:
 
 @pytest.fixture
 def candidates(tmp_path: Path) -> list[Candidate]:
-    """The second reads the query in half of the time, and a step takes three quarters."""
+    """The second reads the query in half the time, and its steps take three quarters."""
     decodes, products = [400, 410, 390, 405, 395, 400], [200] * 6
     large = sketched(tmp_path / "a.log", decodes, products)
     small = sketched(tmp_path / "b.log", [3 * ns // 4 for ns in decodes], [100] * 6, 34, "q8_0")
@@ -296,8 +296,8 @@ def test_words_for_a_reader(candidates: list[Candidate]) -> None:
 
 
 def test_of_many_tensors_the_most_important_are_shown() -> None:
-    """Without times those with the most bytes; the others are counted, and so are those that only
-    one model has."""
+    """Without times, these are the ones with the most bytes. The others are counted, and so are
+    those that only one model has."""
     many = [(f"blk.{i}.ffn_up.weight", "F16", (4, 8), 100 + i) for i in range(23)]
     a, b = model_of("a", *many, ("only.weight", "F16", (4,), 8)), model_of("b", *many)
     *_, tensors = compute_comparison([Candidate("a", a), Candidate("b", b)], every_tensor=False)

@@ -1,4 +1,4 @@
-"""One side of a comparison, and the charts of several: what belongs to each is there."""
+"""One side of a comparison, and the charts of several: each has all that belongs to it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_memory_is_that_of_the_last_event(tmp_path: Path) -> None:
 
 
 def test_sessions_are_in_order_of_time(tmp_path: Path) -> None:
-    """The rate is the median of theirs."""
+    """The rate is the median of the sessions' rates."""
     sessions = [
         session(tmp_path / f"{i}.log", ns, wall)
         for i, (ns, wall) in enumerate(((400, 3), (100, 1), (200, 2)))
@@ -94,7 +94,7 @@ def test_the_time_of_a_side_in_turns_is_the_geometric_mean_of_its_sessions() -> 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the charts of lines and points are given, in place of the charts."""
+    """The arguments of the charts of lines and points, which are not drawn."""
     found: list[tuple[Any, ...]] = []
     for module in (compare, weights):
         monkeypatch.setattr(module, "lines_by_layer", lambda *of: found.append(of))
@@ -130,7 +130,7 @@ def test_without_steps_no_speed_is_drawn(tmp_path: Path) -> None:
 
 
 def test_errors_by_layer_and_over_the_size(drawn: list[tuple[Any, ...]]) -> None:
-    """A decibel is a tenth of the logarithm of the ratio of the squares."""
+    """Decibels are ten times the logarithm of the ratio of the squares."""
     a = [error_of("x", 0, 1000, 10), error_of("y", 0, 1000, 10), error_of("z", -1, 100, 1)]
     b = [error_of("x", 0, 1000, 1), error_of("y", 3, 1000, 100)]
     weights.draw_errors({"A": a, "B": b})

@@ -1,8 +1,8 @@
 """A real session of an asynchronous device, against the clock of the application that used it.
 
 `tests/fixtures/vulkan.log.gz` was recorded as docs/explanation/devices.md describes: a prompt of
-four tokens, and 16 tokens sampled. Its note has when the application began and when it had each
-token.
+four tokens, and 16 tokens sampled. Its note has the times at which the application began and
+had each token.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ LOG = Path(__file__).parent.parent / "fixtures" / "vulkan.log.gz"
 MIXED = LOG.with_name("vulkan-mixed.log.gz")
 CUDA = LOG.with_name("cuda.log.gz")
 CLOSE = 0.01
-"""between two tokens are the sampler and the application, too: 0.1 to 0.2 ms of 39 to 96"""
+"""between two tokens are also the sampler and the application: 0.1 to 0.2 ms of 39 to 96"""
 
 
 def _clock() -> tuple[float, list[float]]:
-    """Tokens per second from the begin to the last token, and those of each step, as the
-    application's clock has them."""
+    """Tokens per second from the start to the last token, and in each step, by the application's
+    clock."""
     (note,) = (event for _, event in read_events(LOG) if isinstance(event, Note))
     times = np.array(note.data["times"])
     steps = np.diff(times) / 1e9

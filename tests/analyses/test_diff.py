@@ -23,7 +23,7 @@ from llamacpp_instr.log import schema as s
 from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Report
 from tests.conftest import Instr, assert_refused
-from tests.kit.in_process import told
+from tests.kit.in_process import json_reports
 from tests.kit.reports import rows, session_of
 from tests.kit.steady_log import KERNEL_NS, scaled, slowed, steady_log, write
 from tests.kit.strategies import logs
@@ -89,8 +89,8 @@ def test_a_factor_on_one_op_is_seen_there_and_nowhere_else(tmp_path):
 
 
 def short_kernels(log: list[s.Event], products: int, layers: dict[int, int]) -> list[s.Event]:
-    """The log with kernels of 100 ns, but products of another time; with these layers, and the
-    second layer of the model renumbered to 12."""
+    """The log with kernels of 100 ns, except for products of `products` ns; with these layers, and
+    the second layer of the model renumbered to 12."""
     (nodes,) = [e.nodes for e in log if isinstance(e, s.Graph) and e.nodes is not None]
     (plan,) = [e for e in log if isinstance(e, s.Plan)]
     for event in log:
@@ -105,8 +105,8 @@ def short_kernels(log: list[s.Event], products: int, layers: dict[int, int]) -> 
 
 @pytest.mark.parametrize("by", ["block", "layer", "op", "tensor"])
 def test_every_row_of_a_view_by_hand(tmp_path, by):
-    """Steps are equal: their error is the assumed 2 % and that of the clock, 10 ns for each timed
-    interval, uniformly; for all rows at once."""
+    """Steps are equal: their error is the assumed 2 % and the clock's, uniform within 10 ns for
+    each timed interval. The intervals hold for all rows at once."""
     a = short_kernels(steady_log(1), 100, {12: 100, 0: 10**6})
     b = short_kernels(steady_log(1), 200, {12: 200, 0: 10**6})
     (report,) = diff(tmp_path, a, b, by=by, phase="decode").reports[2:]
@@ -150,7 +150,7 @@ def test_every_row_of_a_view_by_hand(tmp_path, by):
 
 
 def test_a_phase_with_too_few_steps_has_its_parts_on_request(tmp_path):
-    """One step a log: its noise is not known."""
+    """With one step per log, the noise is not known."""
     log = steady_log(1)
     first = min(e.step for e in log if isinstance(e, s.StepBegin))
     alone = [
@@ -188,7 +188,7 @@ def test_what_only_one_side_runs_is_listed(tmp_path):
             event.nodes.op = ["SOFT_MAX" if op == "FLASH_ATTN_EXT" else op for op in event.nodes.op]
     found = diff(tmp_path, a, b)
     only_in(found, n_kernels := sum(op == "FLASH_ATTN_EXT" for op in ops_of(a)))
-    # the same for groups, of which one log has a kernel of another speed
+    # the same for groups in which the kernel of one log has another speed
     sides = [
         [session_of(tmp_path / f"{name}{i}.log", of) for i, of in enumerate(logs)]
         for name, logs in (("a", [a, steady_log(2)]), ("b", [b, b]))
@@ -202,7 +202,7 @@ def ops_of(events: list[s.Event]) -> list[str]:
 
 
 def only_in(found: Diff, n: int) -> None:
-    """The two kernels, of 100 times as many ns as KERNEL_NS says, `n` times in a step."""
+    """The two kernels are listed, `n` times in a step, at 100 times the ns of KERNEL_NS each."""
     listed = {r.title[:9]: r for r in found.reports if "Only" in r.title}
     times = {
         name: [[row["Op"], row["times"], row["decode"]] for row in rows(report)]
@@ -241,18 +241,18 @@ def test_the_first_line_is_the_answer(tmp_path, factor, word):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "ending"),
     [
         (["within noise"], ""),
         (["slower", "within noise"], "; 1 of the parts below differs"),
         (["slower", "within noise", "faster"], "; 2 of the parts below differ"),
     ],
 )
-def test_parts_that_differ_are_counted_where_steps_do_not(tmp_path, words, said):
+def test_parts_that_differ_are_counted_where_steps_do_not(tmp_path, words, ending):
     sessions = [StepTimes(session_of(tmp_path / "a.log", steady_log(1)))]
     parts = [Report("", [], [["x", word] for word in words])]
     steps = {"decode": Ratio(1.0, 1.0, 1.0, 0.9, 1.1)}
-    text = f"No difference beyond the noise in decode{said}."
+    text = f"No difference beyond the noise in decode{ending}."
     assert answer(steps, parts, sessions, None) == text
 
 
@@ -334,7 +334,7 @@ def test_the_exit_code_is_for_ci(tmp_path, instr: Instr):
 
 def test_json_has_the_numbers(tmp_path):
     a = write(tmp_path / "a.log", steady_log(1))
-    reports = told("diff", a, a)
+    reports = json_reports("diff", a, a)
     assert [row["B / A"] for report in reports for row in report["rows"] if "B / A" in row]
     assert reports[1]["units"]["A"] == "ns"
 

@@ -39,7 +39,7 @@ def test_groups_show_how_much_processes_differ(tmp_path):
 
 
 def test_equal_groups_rarely_differ(tmp_path):
-    """The speeds of processes differ by chance, by 10 % at most."""
+    """The speeds of processes differ at random, by at most 10 %."""
     sessions = [session_of(tmp_path / f"{i}.log", steady_log(i, noise=0.01)) for i in range(8)]
 
     def of_a_process(session: Session, factor: float) -> Session:
@@ -64,22 +64,22 @@ def processes(directory: Path, name: str, factors: Sequence[float]) -> list[Sess
 
 
 APART = 2 * 0.02
-"""the deviation from which on a few logs do not tell: twice the 2 % between processes that
+"""the deviation above which a few logs are not enough: twice the 2 % between processes that
 docs/explanation/accuracy.md assumes"""
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_a_few_logs_tell_what_their_samples_show(tmp_path, n):
-    """Equal ones: the assumed 2 %, divided by the root of their number; 10 degrees of freedom of
-    each."""
+    """Equal logs have the assumed 2 %, divided by the root of their number, and 10 degrees of
+    freedom each."""
     before, after = (processes(tmp_path, name, [f] * n) for name, f in (("a", 1.0), ("b", 1.2)))
     found = compute_diff(before, after)
     ratio = found.steps["decode"]
     reach = stats.t.ppf(0.975, 2 * 10 * n) * 0.02 * np.sqrt(2 / n)
     assert math.log(ratio.high / ratio.value) == pytest.approx(reach, rel=1e-2)
     assert ratio.verdict == "slower"
-    told = " ".join(render_text(found.reports).split())
-    assert f"record {5 - n} more of A, {5 - n} more of B." in told
+    text = " ".join(render_text(found.reports).split())
+    assert f"record {5 - n} more of A, {5 - n} more of B." in text
 
 
 @pytest.mark.parametrize(("apart", "tells"), [(0.98 * APART, True), (1.02 * APART, False)])

@@ -1,4 +1,4 @@
-"""The encoder of images and audio in `instr requests`: times that are written down."""
+"""The encoder of images and audio in `instr requests`, with times that are written by hand."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_parts_of_the_time(tmp_path: Path) -> None:
     assert [row["waited for"] for row in table] == ["the encoder", "other requests"]
 
 
-def test_what_is_no_encoder_of_a_request(tmp_path: Path) -> None:
+def test_what_is_not_encoding_for_a_request(tmp_path: Path) -> None:
     """An encoding without an end, a note of an application, and one that no step follows."""
     server = Server()
     server.mark("encode")

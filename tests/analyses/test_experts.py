@@ -21,7 +21,7 @@ from tests.kit.experts_log import EXPERT, LOG, events, without_experts
 from tests.kit.reports import rows, session_of
 
 
-def told(report: Any) -> list[list[Any]]:
+def cells(report: Any) -> list[list[Any]]:
     return [list(row.values()) for row in rows(report)]
 
 
@@ -29,7 +29,7 @@ def test_each_layer_has_its_experts_in_each_phase() -> None:
     """The bytes of an expert are those of up and down."""
     (report,) = compute_stats(load_session(LOG), "expert")
     assert report.title == "Experts by layer, all phases"
-    assert told(report) == [
+    assert cells(report) == [
         # phase, layer, weight, experts, used, read, bytes, busiest, its share, busiest/mean
         ["prefill", 0, None, 4, 3, 3.0, 3 * 2 * EXPERT, 3, 3 / 6, 2.0],
         ["prefill", 1, None, 4, 4, 4.0, 4 * 2 * EXPERT, 0, 3 / 6, 2.0],
@@ -38,11 +38,11 @@ def test_each_layer_has_its_experts_in_each_phase() -> None:
     ]
 
 
-def test_one_layer_has_each_of_its_experts_the_busiest_first() -> None:
+def test_one_layer_has_each_of_its_experts_busiest_first() -> None:
     for one in (layer_filter(0, 0), where_filter("layer=0")):
         (report,) = compute_stats(load_session(LOG), "expert", filters=[one])
         assert report.title == "Experts of layer 0, all phases"
-        assert told(report) == [
+        assert cells(report) == [
             ["3", 3, 3 / 6, 2, 2 / 4],
             ["1", 2, 2 / 6, 1, 1 / 4],
             ["0", 1, 1 / 6, 1, 1 / 4],
@@ -52,7 +52,7 @@ def test_one_layer_has_each_of_its_experts_the_busiest_first() -> None:
 
 def test_a_phase_counts_alone_and_a_warm_up_does_not(tmp_path: Path) -> None:
     (report,) = compute_stats(load_session(LOG), "expert", phase="decode")
-    assert [row[0] for row in told(report)] == ["decode", "decode"]
+    assert [row[0] for row in cells(report)] == ["decode", "decode"]
     found = events()
     first = next(i for i, e in enumerate(found) if isinstance(e, s.StepBegin))
     second = next(i for i, e in enumerate(found) if isinstance(e, s.StepBegin) and e.step == 1)
@@ -60,7 +60,7 @@ def test_a_phase_counts_alone_and_a_warm_up_does_not(tmp_path: Path) -> None:
     found.insert(second, s.Mark(t=t + 95_000, mark=0, name="warm-up", phase="end"))
     found.insert(first, s.Mark(t=t - 1, mark=0, name="warm-up", phase="begin"))
     (report,) = compute_stats(session_of(tmp_path / "a.log", found), "expert")
-    assert [row[0] for row in told(report)] == ["decode", "decode"]
+    assert [row[0] for row in cells(report)] == ["decode", "decode"]
     assert "warm-up" in " ".join(report.notes)
 
 
@@ -74,7 +74,7 @@ def test_two_choices_of_one_layer_are_named_by_their_weights(tmp_path: Path) -> 
         elif isinstance(event, s.Layers):
             event.layer, event.dur = [-1, 0], [900, 52400]
     (report,) = compute_stats(session_of(tmp_path / "a.log", found), "expert")
-    assert [row[1:3] for row in told(report)] == [[0, "ffn_up_exps"], [0, "ffn_up_chexps"]] * 2
+    assert [row[1:3] for row in cells(report)] == [[0, "ffn_up_exps"], [0, "ffn_up_chexps"]] * 2
 
 
 def test_a_log_without_experts_is_refused_with_the_reason(tmp_path: Path) -> None:

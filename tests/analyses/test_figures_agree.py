@@ -27,8 +27,8 @@ from tests.kit.trace_processor import ask, needs_node
 
 
 class PageTables(HTMLParser):
-    """The tables of a page: title -> rows of their cells, numbers as they are sorted by; its large
-    figures; and the ms below each token, by passage."""
+    """The tables of a page: title -> rows of their cells, with numbers as the page sorts by them;
+    its large figures; and the ms below each token, by passage."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ def check_page(page: PageTables, reports: Iterable[dict[str, Any]]) -> None:
     """The page has these tables with the same numbers."""
     for report in reports:
         if report["rows"]:
-            told = cells(row.values() for row in report["rows"])
-            assert cells(page.tables[report["title"]]) == told, report["title"]
+            reported = cells(row.values() for row in report["rows"])
+            assert cells(page.tables[report["title"]]) == reported, report["title"]
 
 
 pytestmark = pytest.mark.native
@@ -86,17 +86,17 @@ RUNS, TOKENS = 4, 12  # the first run is warm-up; 3 times 11 decodes, an odd num
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Reported:
-    told = Reported(tmp_path_factory.mktemp("told"), environment)
+def session(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Reported:
+    session = Reported(tmp_path_factory.mktemp("session"), environment)
     words = ["run", "demo", "-p", "Once upon a time", "-n", TOKENS, "--repeat", RUNS]
-    told.instr(*words, "--level", "detailed", "--log", told.log)
-    told.measure_machine()
-    return told
+    session.instr(*words, "--level", "detailed", "--log", session.log)
+    session.measure_machine()
+    return session
 
 
 @pytest.fixture(scope="module")
-def summarized(told: Reported) -> dict[str, Row]:
-    return told.reports("summary", told.log)
+def summarized(session: Reported) -> dict[str, Row]:
+    return session.reports("summary", session.log)
 
 
 @pytest.fixture(scope="module")
@@ -105,14 +105,14 @@ def summary(summarized: dict[str, Row]) -> dict[str, list[Row]]:
 
 
 @pytest.fixture(scope="module")
-def requests(told: Reported) -> dict[str, Row]:
-    return told.reports("requests", told.log)
+def requests(session: Reported) -> dict[str, Row]:
+    return session.reports("requests", session.log)
 
 
 @pytest.fixture(scope="module")
-def flat(told: Reported) -> list[Row]:
+def flat(session: Reported) -> list[Row]:
     """The lines of `cat --expand`."""
-    return [json.loads(line) for line in told.instr("cat", told.log, "--expand").splitlines()]
+    return [json.loads(line) for line in session.instr("cat", session.log, "--expand").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +135,9 @@ def test_the_log_is_as_expected(counted: set[int]) -> None:
 
 
 def test_the_time_of_each_op(
-    told: Reported, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
+    session: Reported, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
 ) -> None:
-    (stats,) = told.tables("stats", told.log).values()
+    (stats,) = session.tables("stats", session.log).values()
     spent = {row["op"]: row["total"] for row in stats}
     assert {row["Op"]: row["time"] for row in summary["Top ops"]} == spent
     assert {row["Op"]: row["calls"] for row in summary["Top ops"]} == {
@@ -147,7 +147,7 @@ def test_the_time_of_each_op(
     for name in ("FLOP/s", "bytes/s"):
         assert [row[name] for row in summary["Top ops"]] == [row[name] for row in stats]
 
-    ops = load_tables(told.log).ops
+    ops = load_tables(session.log).ops
     ops = ops[ops.step.isin(counted) & (ops.thread == 0)]
     assert ops.groupby("label", observed=True).dur.sum().to_dict() == spent
     by_label = ops.groupby("label", observed=True)[["bytes", "flops", "dur"]].sum()
@@ -155,13 +155,13 @@ def test_the_time_of_each_op(
         rates = {row["op"]: row[name] or 0 for row in stats}
         assert (column / by_label.dur * 1e9).to_dict() == pytest.approx(rates)
 
-    def told_twice(line: Row) -> tuple[int, str, str, int, str]:
+    def as_in_table(line: Row) -> tuple[int, str, str, int, str]:
         shape = "x".join(map(str, line["ne"]))
         return line["step"], line["name"], line["type"], line["dur"], shape
 
     in_table = ops[["step", "name", "type", "dur", "shape"]].astype(object)
     rows = [line for line in flat if line["event"] == "op" and line["step"] in counted]
-    assert [told_twice(line) for line in rows] == [tuple(row) for row in in_table.to_numpy()]
+    assert [as_in_table(line) for line in rows] == [tuple(row) for row in in_table.to_numpy()]
 
     # these have the op alone, without the type of the weight
     named = (("+".join(line.get("fused", [line["op"]])), line["dur"]) for line in rows)
@@ -169,23 +169,23 @@ def test_the_time_of_each_op(
 
 
 def test_the_time_of_blocks_layers_tensors_and_types_is_that_of_the_ops(
-    told: Reported, summary: dict[str, list[Row]]
+    session: Reported, summary: dict[str, list[Row]]
 ) -> None:
     total = sum(row["time"] for row in summary["Top ops"])
     for by in ("op", "block", "layer", "tensor", "type", "role", "layer,op", "context,block"):
-        (rows,) = told.tables("stats", told.log, "--by", by).values()
+        (rows,) = session.tables("stats", session.log, "--by", by).values()
         assert sum(row["total"] for row in rows) == total, by
     for phase in ("prefill", "decode"):
-        (rows,) = told.tables("stats", told.log, "--by", "block", "--phase", phase).values()
+        (rows,) = session.tables("stats", session.log, "--by", "block", "--phase", phase).values()
         spent = {row["Block"]: row[phase] for row in summary["Where the time went"]}
         assert {row["block"]: row["total"] for row in rows}.items() <= spent.items()
 
 
 def test_steps_and_tokens_by_second(
-    told: Reported, summary: dict[str, list[Row]], counted: set[int]
+    session: Reported, summary: dict[str, list[Row]], counted: set[int]
 ) -> None:
-    (stats,) = told.tables("stats", told.log, "--by", "phase").values()
-    steps = load_tables(told.log).steps
+    (stats,) = session.tables("stats", session.log, "--by", "phase").values()
+    steps = load_tables(session.log).steps
     steps = steps[steps.step.isin(counted)]
     for speed, phase in zip(summary["Speed"], stats, strict=True):
         assert speed["Phase"] == phase["phase"]
@@ -201,10 +201,10 @@ def test_steps_and_tokens_by_second(
 
 
 def test_a_layer_from_its_first_kernel_to_its_last(
-    told: Reported, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
+    session: Reported, summary: dict[str, list[Row]], flat: list[Row], counted: set[int]
 ) -> None:
     layers = {row["Layer"]: row["prefill"] + row["decode"] for row in summary["Layers"]}
-    table = load_tables(told.log).layers
+    table = load_tables(session.log).layers
     table = table[table.step.isin(counted)]
     assert table.groupby("layer", observed=True).dur.sum().to_dict() == layers
     lines = [line for line in flat if line["event"] == "step_end" and "layer" in line]
@@ -213,26 +213,26 @@ def test_a_layer_from_its_first_kernel_to_its_last(
 
 
 def test_against_itself_nothing_differs_and_the_medians_are_those_of_stats(
-    told: Reported, counted: set[int]
+    session: Reported, counted: set[int]
 ) -> None:
-    found = told.tables("diff", told.log, told.log)
+    found = session.tables("diff", session.log, session.log)
     for title, rows in found.items():
         for row in rows:
             assert row.get("A") == row.get("B"), title
             assert row.get("B / A", 1) == 1, title
     medians = {row["Phase"]: row["A"] for row in found["Steps, median time"]}
-    steps = load_tables(told.log).steps
+    steps = load_tables(session.log).steps
     steps = steps[steps.step.isin(counted)]
     seen = (steps.dur - steps.recorder).groupby(steps.phase.astype(str)).median()
     assert medians == seen.to_dict()
-    assert "exclude the time that the recorder itself took" in told.instr(
-        "diff", told.log, told.log
+    assert "exclude the time that the recorder itself took" in session.instr(
+        "diff", session.log, session.log
     )
-    (blocks,) = told.tables("stats", told.log, "--by", "block", "--phase", "decode").values()
+    (blocks,) = session.tables("stats", session.log, "--by", "block", "--phase", "decode").values()
     medians = {row["Block"]: row["A"] for row in found["Decode by block, median of a step"]}
     assert medians == {row["block"]: row["p50"] for row in blocks}
 
-    trend = told.tables("diff", told.log, told.log, told.log)
+    trend = session.tables("diff", session.log, session.log, session.log)
     for row in trend["Steps, median time"]:
         assert row["median step"] == seen[row["Phase"]]
         assert (row["/ first"], row["/ previous"]) in ((None, None), (1, 1))
@@ -241,30 +241,30 @@ def test_against_itself_nothing_differs_and_the_medians_are_those_of_stats(
     assert {row["Block"]: row["C"] for row in of_blocks} == medians
 
 
-def test_memory(told: Reported, summary: dict[str, list[Row]]) -> None:
-    tables = load_tables(told.log)
+def test_memory(session: Reported, summary: dict[str, list[Row]]) -> None:
+    tables = load_tables(session.log)
     held = {name: sum(row[name] for row in summary["Memory"]) for name in ("weights", "compute")}
-    report = titled(json.loads(told.instr("memory", told.log, "--json")))
+    report = titled(json.loads(session.instr("memory", session.log, "--json")))
     (memory,) = [of["rows"] for of in report if of["title"].startswith("Memory of context")]
     measured = summed((row["Memory"].partition(",")[0], row["measured"]) for row in memory)
     assert measured["weights"] == held["weights"] == tables.tensors.bytes.sum()
     assert measured["compute buffers"] == held["compute"] == tables.memory.compute.sum()
     cache = sum(row["KV cache, state"] for row in summary["Memory"])
     assert measured["KV cache"] == cache == tables.memory.context.sum()
-    types = told.tables("inspect", "demo")["Types"]
+    types = session.tables("inspect", "demo")["Types"]
     assert sum(row["bytes"] for row in types) == held["weights"]
 
 
 def test_requests(
-    told: Reported, summarized: dict[str, Row], requests: dict[str, Row], counted: set[int]
+    session: Reported, summarized: dict[str, Row], requests: dict[str, Row], counted: set[int]
 ) -> None:
     """A run of the log is a request. Its latencies follow from the steps and the tokens."""
-    tables = load_tables(told.log)
+    tables = load_tables(session.log)
     steps = tables.steps[tables.steps.step.isin(counted)]
     tokens = tables.tokens[tables.tokens.step.isin(counted)]
-    there = (tokens.begin + tokens.dur).to_numpy().reshape(RUNS - 1, TOKENS)
+    ready = (tokens.begin + tokens.dur).to_numpy().reshape(RUNS - 1, TOKENS)
     begin = steps.begin[steps.phase == "prefill"].to_numpy()
-    first, between = there[:, 0] - begin, np.diff(there, axis=1)
+    first, between = ready[:, 0] - begin, np.diff(ready, axis=1)
     latency, *_, every = requests.values()
     latencies = {row["Time"]: row for row in latency["rows"]}
     for name, of in (("to the first token", first), ("between tokens", between)):
@@ -275,25 +275,25 @@ def test_requests(
     rows = sorted(every["rows"], key=lambda row: row["Request"])
     assert [row["first token"] for row in rows] == first.tolist()
     assert [row["between"] for row in rows] == np.median(between, axis=1).tolist()
-    assert [row["total"] for row in rows] == (there[:, -1] - begin).tolist()
+    assert [row["total"] for row in rows] == (ready[:, -1] - begin).tolist()
 
     clock, speed = summarized["Time by the clock"]["figures"], summarized["Speed"]
     for name in ("to the first token", "between tokens"):
         assert clock[f"{name}, median"]["value"] == latencies[name]["p50"]
     figures = {name: of["value"] for name, of in latency["figures"].items()}
     assert figures["tokens/s by the clock"] == clock["tokens/s"]["value"]
-    assert figures["output tokens"] == clock["tokens"]["value"] == there.size
+    assert figures["output tokens"] == clock["tokens"]["value"] == ready.size
     assert figures["output tokens"] == speed["figures"]["tokens sampled"]["value"]
     assert figures["prompt tokens computed"] == speed["rows"][0]["prompt tokens"]
     spent = sum(row["its prompt"] + row["its tokens"] for row in rows)
     assert spent == sum(row["time"] for row in speed["rows"])
 
 
-def test_the_page(told: Reported, summarized: dict[str, Row], requests: dict[str, Row]) -> None:
-    page = PageTables(told.instr("page", told.log, "-o", "-"))
+def test_the_page(session: Reported, summarized: dict[str, Row], requests: dict[str, Row]) -> None:
+    page = PageTables(session.instr("page", session.log, "-o", "-"))
     check_page(page, [*summarized.values(), *requests.values()])
     assert "memory-bound" in summarized["Findings"]["figures"], "known by the probe alone"
-    (weights,) = told.tables("stats", told.log, "--by", "tensor").values()
+    (weights,) = session.tables("stats", session.log, "--by", "tensor").values()
     of_weights = [row for row in weights if row["tensor"].endswith(".weight")]
     most = page.tables["The most expensive weights"]
     assert cells(most) == cells(row.values() for row in of_weights[: len(most)])
@@ -319,15 +319,15 @@ def test_the_page(told: Reported, summarized: dict[str, Row], requests: dict[str
 
 
 def test_the_notebook(
-    told: Reported,
+    session: Reported,
     summarized: dict[str, Row],
     requests: dict[str, Row],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", told.environment["LLAMACPP_INSTR_CACHE"])
-    log = llamacpp_instr.load(told.log)
+    monkeypatch.setenv("LLAMACPP_INSTR_CACHE", session.environment["LLAMACPP_INSTR_CACHE"])
+    log = llamacpp_instr.load(session.log)
     check_page(PageTables(log._repr_html_()), summarized.values())
-    tables = load_tables(told.log)
+    tables = load_tables(session.log)
     for name in ("steps", "ops", "layers", "tokens", "requests"):
         pd.testing.assert_frame_equal(getattr(log.tables, name), getattr(tables, name))
     every = list(requests.values())[-1]
@@ -345,18 +345,18 @@ def test_the_notebook(
     for bars in drawn:
         spent = [row[bars.get_label()] or 0 for row in summarized["Where the time went"]["rows"]]
         assert [bar.get_width() * 1e6 for bar in bars] == pytest.approx(spent)
-    page = told.log.with_name("notebook.html")
+    page = session.log.with_name("notebook.html")
     log.page(page)
-    assert page.read_text() == told.instr("page", told.log, "-o", "-")
+    assert page.read_text() == session.instr("page", session.log, "-o", "-")
 
 
 def test_the_data_set_of_many_logs(
-    told: Reported, summary: dict[str, list[Row]], requests: dict[str, Row]
+    session: Reported, summary: dict[str, list[Row]], requests: dict[str, Row]
 ) -> None:
-    told.instr("collect", told.log, "-o", "fleet")
+    session.instr("collect", session.log, "-o", "fleet")
 
     def asked(sql: str) -> list[Row]:
-        (rows,) = told.tables("sql", "fleet", sql).values()
+        (rows,) = session.tables("sql", "fleet", sql).values()
         return rows
 
     of_steps = """select phase, count(*) as n, sum(ns) as ns, sum(tokens) as tokens,
@@ -376,28 +376,28 @@ def test_the_data_set_of_many_logs(
     assert spent == {row["Op"]: (row["calls"], row["time"]) for row in summary["Top ops"]}
     of_blocks = "select block, phase, sum(ns)::bigint as ns from ops group by all"
     blocks = {(row["block"], row["phase"]): row["ns"] for row in asked(of_blocks)}
-    there = {
+    in_summary = {
         (row["Block"], phase): row[phase]
         for row in summary["Where the time went"]
         for phase in ("prefill", "decode")
     }
-    assert blocks.items() <= there.items()
+    assert blocks.items() <= in_summary.items()
     assert sum(blocks.values()) == sum(ns for _, ns in spent.values())
 
     every = list(requests.values())[-1]
     mine = asked("select first_token_ns, between_tokens_ns, ns from requests order by time")
-    rows_there = sorted(every["rows"], key=lambda row: row["Request"])
+    listed = sorted(every["rows"], key=lambda row: row["Request"])
     assert [tuple(row.values()) for row in mine] == [
-        (row["first token"], row["between"], row["total"]) for row in rows_there
+        (row["first token"], row["between"], row["total"]) for row in listed
     ]
 
 
 def test_the_exports_for_pytorch_and_for_kernel_writers(
-    told: Reported, summary: dict[str, list[Row]], counted: set[int]
+    session: Reported, summary: dict[str, list[Row]], counted: set[int]
 ) -> None:
     spent = {row["Op"]: row["time"] for row in summary["Top ops"]}
-    told.instr("to-torch", told.log, "-o", "profile")
-    trace = told.log.with_name("profile") / "llama.cpp.pt.trace.json.gz"
+    session.instr("to-torch", session.log, "-o", "profile")
+    trace = session.log.with_name("profile") / "llama.cpp.pt.trace.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     steps = [of for of in events if of["name"].partition("#")[2] in map(str, counted)]
     inside = (
@@ -408,17 +408,17 @@ def test_the_exports_for_pytorch_and_for_kernel_writers(
     )
     assert summed(inside) == spent
 
-    told.instr("to-flashinfer", told.log, "-o", "dataset")
-    found = json.loads(told.log.with_name("dataset").joinpath("occurrences.json").read_bytes())
+    session.instr("to-flashinfer", session.log, "-o", "dataset")
+    found = json.loads(session.log.with_name("dataset").joinpath("occurrences.json").read_bytes())
     every = [*found["workloads"], *found["without_definition"]]
     assert sum(of["ns"] for of in every) == sum(spent.values())
 
 
 @needs_node
-def test_the_trace(told: Reported, counted: set[int], summary: dict[str, list[Row]]) -> None:
-    trace = told.log.with_suffix(".pftrace")
+def test_the_trace(session: Reported, counted: set[int], summary: dict[str, list[Row]]) -> None:
+    trace = session.log.with_suffix(".pftrace")
     with trace.open("wb") as file:
-        write_perfetto(read_events(told.log), file, Options())
+        write_perfetto(read_events(session.log), file, Options())
     numbers = ", ".join(map(str, counted))
     inside = (
         f"exists (select 1 from slice b where b.category = 'step' and b.ts <= s.ts"
@@ -446,7 +446,7 @@ def test_the_trace(told: Reported, counted: set[int], summary: dict[str, list[Ro
     assert {name: (ns, n) for name, ns, n, _, _ in ops} == {
         name: (spent[name], calls[name]) for name in spent
     }
-    table = load_tables(told.log).ops
+    table = load_tables(session.log).ops
     table = table[table.step.isin(counted)].groupby("op", observed=True)[["flops", "bytes"]].sum()
     assert {name: (n_flops or 0, n_bytes or 0) for name, _, _, n_flops, n_bytes in ops} == {
         name: (row.flops, row.bytes) for name, row in table.iterrows()

@@ -51,7 +51,8 @@ def test_a_finding_has_its_figures(log: Sketch, rule: str, words: str, tmp_path:
 
 
 def crowded(threads: int, machine: bool) -> Sketch:
-    """Decodes with so many threads on two CPUs; other work took a fifth of their time, if known."""
+    """Decodes with `threads` threads on two CPUs; with `machine`, other work is known to have
+    taken a fifth of their time."""
     log = Sketch()
     for _ in range(4):
         log.step(1000, sampled=1, ops=([500, 500], [0, 0]), threads=threads)
@@ -74,11 +75,11 @@ def test_more_threads_than_cpus(
     threads: int, machine: bool, found: dict[str, float], tmp_path: Path
 ) -> None:
     session = session_of(tmp_path / "a.log", crowded(threads, machine).events)
-    told = causes(session)
-    assert {rule: of.share for rule, of in told.items()} == pytest.approx(found)
-    if "too-many-threads" in told:
-        assert told["too-many-threads"].what.startswith(f"{threads} threads share 2 CPUs")
-        assert "at most 2 threads" in told["too-many-threads"].advice
+    by_rule = causes(session)
+    assert {rule: of.share for rule, of in by_rule.items()} == pytest.approx(found)
+    if "too-many-threads" in by_rule:
+        assert by_rule["too-many-threads"].what.startswith(f"{threads} threads share 2 CPUs")
+        assert "at most 2 threads" in by_rule["too-many-threads"].advice
 
 
 MOVED = 64 + 16 + 32 + 32 + 16 + 32
@@ -91,7 +92,7 @@ def probe_with(bytes_per_second: float) -> Probe:
 
 @pytest.mark.parametrize(("share", "bound"), [(0.69, False), (0.71, True), (0.99, True)])
 def test_decodes_that_memory_bounds(share: float, bound: bool, tmp_path: Path) -> None:
-    """Of each step of 1 µs, 800 ns are spent in kernels."""
+    """Each step of 1 µs spends 800 ns in kernels."""
     log = Sketch()
     log.step(9000, tokens=6, sampled=1, ops=([4000, 4000], [0, 0]))
     for _ in range(5):
@@ -109,7 +110,7 @@ def test_decodes_that_memory_bounds(share: float, bound: bool, tmp_path: Path) -
 
 
 def test_only_tensors_that_cost_time_limit_the_type_to_try(tmp_path: Path) -> None:
-    """Q4_K has blocks of 256: rows of 40 elsewhere, and of other types, do not matter."""
+    """Q4_K has blocks of 256: rows of 40 do not matter in unread tensors and in other types."""
     log = Sketch("q5_0")
     log.weight(100, "q4_K", "CPU_REPACK")
     for name, type_, row in (
@@ -135,7 +136,7 @@ def test_only_tensors_that_cost_time_limit_the_type_to_try(tmp_path: Path) -> No
 def test_advice_for_small_batches_follows_from_the_limits(
     tokens: int, advice: str, limits: tuple[int, int], tmp_path: Path
 ) -> None:
-    """Batches of half of what is allowed are the application's, larger ones the limits'."""
+    """Batches of up to half the limit are the application's choice, larger ones the limit's."""
     log = batches(4, tokens)
     for event in log.events:
         if isinstance(event, s.Context):

@@ -33,7 +33,7 @@ from tests.kit.sketched_log import Sketch
 OTHERS = {"disturbed-machine", "waiting-threads", "slow-threads"}
 """what other tests on the same machine may really cause"""
 TIMED = {"slow-application", "cold-start", "waiting-threads", "costly-sampling"}
-"""a thread without a CPU looks the same, so that a disturbed machine hides it"""
+"""a thread without a CPU looks the same, so a disturbed machine hides these"""
 REPACKED = {"held-twice", "no-interleaved-kernel"}
 
 
@@ -44,7 +44,7 @@ def causes(session: Session, probe: Probe | None = None) -> dict[str, Finding]:
 
 def provoke(kind: str, log: Path) -> str:
     """Records a session, and returns what the program printed. OpenMP's threads spin while they
-    wait, as they do by default: one that sleeps waits for its own CPU, too."""
+    wait, as they do by default: one that sleeps also waits for its own CPU."""
     command = [sys.executable, "-m", "tests.kit.provoke", kind, str(DEMO), str(log)]
     env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True)
@@ -67,7 +67,7 @@ def test_a_finding_fires_where_it_was_provoked(kind: str, tmp_path: Path) -> Non
     if kind in ("waiting-threads", "slow-threads"):
         need(missing="one CPU has no other to wait for", where=(os.cpu_count() or 1) < 2)
     log = tmp_path / "provoked.log"
-    # other work may take the first thread's CPU, too
+    # other work may also take the first thread's CPU
     for _ in range(3 if kind == "slow-threads" else 1):
         printed = provoke(kind, log)
         session = load_session(log)
@@ -87,9 +87,9 @@ def test_a_finding_fires_where_it_was_provoked(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.native
 def test_a_decode_is_bound_by_memory_at_a_share_of_the_measured_bandwidth(tmp_path: Path) -> None:
-    """The share, from the bytes of the weights in the file, which the kernels of each decode read,
-    and the time of these kernels. The roof is what this machine gave, or one that is made from the
-    share, so that the result does not depend on the machine."""
+    """The share follows from the bytes of the weights in the file, which the kernels of each decode
+    read, and the time of these kernels. The roof is the one measured on this machine, or one made
+    from the rate, so that the result does not depend on the machine."""
     log = tmp_path / "provoked.log"
     provoke("memory-bound", log)
     weights = load_model_file(log.with_suffix(".gguf")).weights
@@ -126,8 +126,8 @@ def waiting(percent: int) -> Sketch:
 
 
 def slow(percent: int, *slow_ones: int, threads: int = 2, parts: int = 5) -> Sketch:
-    """The other threads wait in products for the slow ones so much of the time, in so many of five
-    parts of the session. Thread 0 does everything else alone."""
+    """In products, the other threads wait for the slow ones `percent` of the time, in `parts` of
+    five parts of the session. Thread 0 does everything else alone."""
     log = Sketch()
     start = log.events[0]
     assert isinstance(start, s.SessionStart)
@@ -140,7 +140,7 @@ def slow(percent: int, *slow_ones: int, threads: int = 2, parts: int = 5) -> Ske
 
 
 def batches(n: int, tokens: int) -> Sketch:
-    """A prompt in `n` steps of 100 µs, then one of as long as all."""
+    """A prompt in `n` steps of 100 µs, then a step as long as all of them."""
     log = Sketch()
     for i in range(n):
         log.step(100_000, tokens=tokens, sampled=1 if i == n - 1 else None)
@@ -163,7 +163,7 @@ def rebuilt(per_cent_built: int, per_mille_cost: int, waited: int = 0) -> Sketch
     log.step(1000, tokens=2, sampled=1)
     for i in range(101):
         new = i % 100 < per_cent_built
-        cost = per_mille_cost * 100_000 // per_cent_built  # of 1 ms and of each that is built
+        cost = per_mille_cost * 100_000 // per_cent_built  # of 1 ms, for those that build
         compute = {"reused": not new, "build": new * cost // 3, "alloc": new * (cost - cost // 3)}
         log.step(100_000_000 if i < waited else 1_000_000, sampled=1, computes=[compute])
     return log
@@ -178,7 +178,7 @@ def repacked(percent: int, mapped: bool = True, buffer: str = "CPU_REPACK") -> S
 
 
 def not_repacked(percent: int) -> Sketch:
-    """The kernels that read a weight of another type than the repacked one."""
+    """`percent` of the kernels' time reads a weight of another type than the repacked one."""
     log = Sketch("q5_0")
     log.weight(100, "q4_0", "CPU_REPACK")
     log.step(1000, sampled=1, ops=([percent * 9, (100 - percent) * 9], [0, 0]))
@@ -195,7 +195,7 @@ def cold(percent: int, faults: int = 1000) -> Sketch:
 
 
 def sampling(percent: int, interrupted: int = 0) -> Sketch:
-    """Tokens whose sampler takes so much of the time; one is interrupted for ms."""
+    """Tokens whose sampler takes `percent` of the time; one is `interrupted` for that many ms."""
     log = Sketch()
     for i in range(100):
         log.step((100 - percent) * 1000, sampled=percent * 1000 + (i == 50) * interrupted * 10**6)
@@ -203,7 +203,7 @@ def sampling(percent: int, interrupted: int = 0) -> Sketch:
 
 
 def application(percent: int, ns: int, tokens: int) -> Sketch:
-    """So many ns outside of llama.cpp before each of the tokens, and their part of the time."""
+    """`ns` outside of llama.cpp before each of the tokens, which are `percent` of the time."""
     log = Sketch()
     for _ in range(tokens + 1):
         log.step(ns * (100 - percent) // percent, sampled=0)
@@ -269,7 +269,7 @@ def test_threads_that_are_not_in_each_compute_are_left_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("log", [sampling(50), application(40, 600_000, 30), waiting(50)])
-def test_who_had_no_cpu_is_not_to_blame(log: Sketch, tmp_path: Path) -> None:
+def test_a_thread_without_a_cpu_is_not_to_blame(log: Sketch, tmp_path: Path) -> None:
     half = log.t // 2
     log.events.append(
         s.Machine(t=log.t, dur=log.t, cpu=half, delay=half, steal=0, nvcsw=0, nivcsw=3, load=9.5)
@@ -277,7 +277,7 @@ def test_who_had_no_cpu_is_not_to_blame(log: Sketch, tmp_path: Path) -> None:
     assert causes(session_of(tmp_path / "busy.log", log.events)).keys() == {"disturbed-machine"}
 
 
-def test_the_five_that_cost_most_are_told_the_costliest_first(tmp_path: Path) -> None:
+def test_the_five_that_cost_most_are_reported_costliest_first(tmp_path: Path) -> None:
     log = Sketch("q5_0")
     log.weight(300, "q4_0", "CPU_REPACK")
     log.weight(700, "f32", "CPU_Mapped")
@@ -356,7 +356,7 @@ def test_a_log_that_does_not_tell_has_no_disturbance(tmp_path: Path) -> None:
 
 
 def test_the_clock_counts_overlapping_steps_once(tmp_path: Path) -> None:
-    """Against a clock that asks for every nanosecond whether something runs then."""
+    """Compared with a clock that checks for every nanosecond whether a step is running."""
     events = make_log(Random(3).randint, n_contexts=3, level="minimal")
     session = session_of(tmp_path / "made.log", events)
     steps, _ = counted_steps(session)
@@ -424,7 +424,7 @@ def test_larger_limits_are_advised_where_limits_made_batches_small(
 def test_rebuilt_graphs_are_explained_by_what_changed(
     outputs: int, advice: str, tmp_path: Path
 ) -> None:
-    """Each decode builds a graph; those of one context have another number of outputs."""
+    """Each decode builds a graph; those of one context have a different number of outputs."""
     events = make_log(lambda _, most: 0 if most == 2 else most, n_contexts=6, level="minimal")[:-1]
     for event in events:
         if isinstance(event, s.Compute):

@@ -20,7 +20,7 @@ from tests.conftest import Instr, assert_refused
 from tests.kit import native_kit, projectors
 from tests.kit.adapters import new_adapter
 from tests.kit.gguf_files import save
-from tests.kit.in_process import printed, told
+from tests.kit.in_process import json_reports, printed
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import by_title, rows
 from tests.kit.sparse_models import write_large_header
@@ -65,15 +65,15 @@ def assert_true(model: ModelFile, theirs: list[gguf.GGUFReader]) -> None:
         assert sum(row["bytes"] for row in parts) == total
         assert sum(row["tensors"] for row in parts) == len(tensors)
         assert sum(row["share"] for row in parts) == pytest.approx(1)
-    said = facts(shown["Model"])
+    found = facts(shown["Model"])
     elements = sum(int(tensor.n_elements) for tensor in tensors)
-    assert (said["parameters"], said["tensors"]) == (elements, len(tensors))
-    assert said["bits per weight"] == pytest.approx(8 * total / elements, abs=1e-4)
-    assert said["bytes of the weights"] == total
-    assert said["bytes of headers"] == sum(reader.data_offset for reader in theirs)
-    assert said["bytes in all"] == sum(reader.data.size for reader in theirs)
-    parts = [int(str(said[f"bytes of {of}"])) for of in ("the weights", "headers", "padding")]
-    assert sum(parts) == said["bytes in all"]
+    assert (found["parameters"], found["tensors"]) == (elements, len(tensors))
+    assert found["bits per weight"] == pytest.approx(8 * total / elements, abs=1e-4)
+    assert found["bytes of the weights"] == total
+    assert found["bytes of headers"] == sum(reader.data_offset for reader in theirs)
+    assert found["bytes in all"] == sum(reader.data.size for reader in theirs)
+    parts = [int(str(found[f"bytes of {of}"])) for of in ("the weights", "headers", "padding")]
+    assert sum(parts) == found["bytes in all"]
     assert parts[-1] >= 0
     fields = theirs[0].fields
     for row in rows(shown.get("Hyper-parameters", Report("", [], []))):
@@ -128,7 +128,7 @@ def test_a_split_model(tmp_path: Path, demo_model: Path) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("name", ["Q4_K_M", "IQ4_XS", "Q8_0"])
 def test_files_of_llama_quantize(name: str) -> None:
-    """Of the demo model, whose rows are multiples of 256."""
+    """Made from the demo model, whose rows are multiples of 256."""
     model = load_model_file(quantized_demo(name))
     assert_true(model, [gguf.GGUFReader(quantized_demo(name))])
     shown = reports(model)
@@ -151,8 +151,8 @@ def test_the_tokenizer_is_gguf_pys(demo_model: Path) -> None:
     fields = gguf.GGUFReader(demo_model).fields
     tokens = fields["tokenizer.ggml.tokens"].contents()
     report = reports(load_model_file(demo_model))["Tokenizer"]
-    said = facts(report)
-    assert said["tokens"] == len(tokens)
+    found = facts(report)
+    assert found["tokens"] == len(tokens)
     for name in ("bos", "eos", "unknown"):
         number = fields[f"tokenizer.ggml.{name}_token_id"].contents()
         assert [f"{name} token", number, tokens[number]] in report.rows
@@ -201,8 +201,8 @@ def test_a_lora_adapter(tmp_path: Path) -> None:
     assert_true(model, [gguf.GGUFReader(tmp_path / "adapter.gguf")])
     assert facts(reports(model)["Model"])["kind"] == "adapter"
     assert reports(model)["Model"].notes == []
-    said = facts(reports(model)["Hyper-parameters"])
-    assert said == {"type": "lora", "lora.alpha": 16}
+    found = facts(reports(model)["Hyper-parameters"])
+    assert found == {"type": "lora", "lora.alpha": 16}
     assert facts(reports(model)["Adapter"]) == {
         "for models of": "llama", "rank": "8", "alpha": 16, "weights changed": 1,
         "layers changed": 1,
@@ -221,8 +221,8 @@ def test_an_adapter_with_several_ranks(demo_model: Path, tmp_path: Path) -> None
         for name, shape in (("lora_a", (rank, 64)), ("lora_b", (128, rank))):
             writer.add_tensor(f"blk.{i}.ffn_up.weight.{name}", np.zeros(shape, np.float16))
     save(writer)
-    said = facts(reports(load_any_file(tmp_path / "adapter.gguf"))["Adapter"])
-    assert (said["rank"], said["weights changed"], said["layers changed"]) == ("4, 8", 3, 3)
+    found = facts(reports(load_any_file(tmp_path / "adapter.gguf"))["Adapter"])
+    assert (found["rank"], found["weights changed"], found["layers changed"]) == ("4, 8", 3, 3)
     assert "Adapter" not in reports(load_model_file(demo_model))
 
 
@@ -270,8 +270,8 @@ def test_a_projector_says_what_it_reads_and_gives(tmp_path: Path) -> None:
 def test_what_llama_cpp_cannot_load_is_shown_with_the_reason(
     tmp_path: Path, instr: Instr, name: str, at: int, value: int, words: str
 ) -> None:
-    """A later storage type, a gap between tensors, another order of their data: a number in a
-    tensor's entry, after its name."""
+    """A later storage type, a gap between tensors, another order of their data: each is a
+    number in a tensor's entry, after its name."""
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     if not name:
@@ -339,7 +339,7 @@ def test_every_form(demo_model: Path) -> None:
     assert "Roles" in text
     assert "blk.0.attn_q.weight" not in text
     assert printed("inspect", demo_model, "--tensors").count("blk.0.attn_q.weight") == 1
-    found = told("inspect", "demo")
+    found = json_reports("inspect", "demo")
     assert [report["title"] for report in found] == [
         "Model", "Hyper-parameters", "Tokenizer", "Types", "Roles", "Layers", "Tensors",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What other processes took from a session's steps, of intervals that are written down."""
+"""What other processes took from a session's steps, from intervals that are written by hand."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ QUIET = Machine(cpus=4, switches=3, taken=5, cpu=95, load=None, steal=0)
 
 
 def test_the_sentence_says_what_is_known() -> None:
-    said = "the process was descheduled 3 times and lost 5 % of its CPU time to other work"
-    assert QUIET.sentence() == said
-    assert replace(QUIET, load=2.46810).sentence() == f"{said}; load 2.47 on 4 CPUs"
-    assert replace(QUIET, load=0.0).sentence() == f"{said}; load 0 on 4 CPUs"
+    sentence = "the process was descheduled 3 times and lost 5 % of its CPU time to other work"
+    assert QUIET.sentence() == sentence
+    assert replace(QUIET, load=2.46810).sentence() == f"{sentence}; load 2.47 on 4 CPUs"
+    assert replace(QUIET, load=0.0).sentence() == f"{sentence}; load 0 on 4 CPUs"
     one = replace(QUIET, switches=1, taken=100, cpu=100, steal=5)
-    said = "the process was descheduled 1 time and lost 50 % of its CPU time to other work"
-    assert one.sentence() == said
-    assert replace(one, steal=6).sentence() == f"{said}, some of it to the hypervisor"
+    sentence = "the process was descheduled 1 time and lost 50 % of its CPU time to other work"
+    assert one.sentence() == sentence
+    assert replace(one, steal=6).sentence() == f"{sentence}, some of it to the hypervisor"
 
 
 def test_more_than_a_twentieth_is_disturbed() -> None:
@@ -35,7 +35,7 @@ def test_more_than_a_twentieth_is_disturbed() -> None:
     assert (idle.share, idle.is_disturbed) == (0, False)
 
 
-def test_disturbed_logs_of_a_side_are_told_together() -> None:
+def test_disturbed_logs_of_a_side_are_named_together() -> None:
     busy = replace(QUIET, taken=30, cpu=70, load=1.0, steal=1)
     other = replace(busy, taken=10, cpu=90, switches=4, load=3.0, steal=9)
     end = "Its noise includes that; record it again on an idle machine."
@@ -57,7 +57,7 @@ def machine(t: int, dur: int, **known: float | None) -> s.Machine:
 
 
 def machine_of(path: Path, *intervals: s.Machine) -> Machine | None:
-    """Of two steps: from 100 to 200 ms, and from 300 to 400."""
+    """The machine during two steps: from 100 to 200 ms, and from 300 to 400."""
     sketch = Sketch()
     for _ in range(2):
         sketch.pause(100 * MS)
@@ -104,7 +104,7 @@ def test_figures_are_sums_over_the_intervals_that_count(tmp_path: Path) -> None:
         ({}, 10 / 50),
         ({"delay": None}, None),
         ({"delay": 0}, 0),
-        # others computed for 5 ms beside the tick that the clock may err by
+        # others computed for 5 ms besides the tick by which the clock may err
         ({"busy": 45 * MS + TICK}, 5 / 45),
         ({"busy": 40 * MS + TICK}, 0),
         ({"busy": 0}, 0),

@@ -1,5 +1,5 @@
 """Sessions over several machines in reports: where the time went, the slowest link, and findings,
-beside the times that the sessions were made with."""
+compared with the times that the sessions were made with."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def test_graphs_that_are_sent_again_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", [2, 3, 6])
 def test_one_machine_that_slows_all_is_found(run: int, tmp_path: Path) -> None:
-    """Its cost is the time beyond that of the other for the same kernels: 16 of the first machine,
-    of 19 of the second 17, without the last norm's weight and the output."""
+    """Its cost is the time beyond the other's for the same kernels: the first machine's 16, and 17
+    of the second's 19, without the last norm's weight and the output."""
     session = session_over_machines(tmp_path / "a.log", made(runs=(2, run)))
     found = causes(session).get("slow-machine")
     assert [of.dur.shape[1] for of in session.device_ops] == [16, 19]

@@ -59,9 +59,9 @@ def test_marks_by_looking_at_every_pair(tmp_path: Path, seed: int) -> None:
     both = compute_stats(session, "mark,context")[0]
     assert sum(int(row[3] or 0) for row in both.rows) == sum(inner.values())
 
-    told = compute_marks(session)
-    assert {row[0]: row[6:] for row in told.rows} == {k: v.tolist() for k, v in held.items()}
-    for name, count, total, _mean, _median, longest, *_ in told.rows:
+    report = compute_marks(session)
+    assert {row[0]: row[6:] for row in report.rows} == {k: v.tolist() for k, v in held.items()}
+    for name, count, total, _mean, _median, longest, *_ in report.rows:
         of = marks.rows(marks["name"] == name)
         spans = (of["end"] - of["begin"])[of["end"] > of["begin"]]
         assert count == len(of)

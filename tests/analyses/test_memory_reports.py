@@ -1,4 +1,4 @@
-"""The tables of `instr memory`, of models and contexts whose bytes are written down."""
+"""The tables of `instr memory`, for models and contexts whose bytes are written by hand."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_row_for_each_buffer_and_their_sum() -> None:
     ],
 )
 def test_what_stays_in_use_fits_or_not(room: int, verdict: str, again: bool) -> None:
-    """Of 5 MiB that are mapped, 3 are read only at loading; 2 can be read from the file again."""
+    """5 MiB are mapped: 3 are read only while loading, 2 can be read from the file again."""
     with_gpu = replace(WHOLE, uses=[*WHOLE.uses, MemoryUse("compute", "GPU", 99 * MIB)])
     for held in (WHOLE, with_gpu):
         notes = memory_report(MODEL, ContextMemory(held, room=room)).notes
@@ -224,8 +224,8 @@ def test_every_difference_has_a_reason() -> None:
     assert explain_difference(ContextMemory(WHOLE, WHOLE)) == [
         f"{first} The measurement matches to the byte."
     ]
-    said, weights = explain_difference(ContextMemory(WHOLE, changed(0, 6 * MIB)))
-    assert (said, weights.partition(";")[0]) == (first, "The weights were in the same buffers")
+    reason, weights = explain_difference(ContextMemory(WHOLE, changed(0, 6 * MIB)))
+    assert (reason, weights.partition(";")[0]) == (first, "The weights were in the same buffers")
     _, cache = explain_difference(ContextMemory(WHOLE, changed(2, 4 * MIB)))
     assert cache.startswith("The cache differs although")
     _, compute = explain_difference(ContextMemory(WHOLE, changed(3, MIB)))
@@ -235,10 +235,10 @@ def test_every_difference_has_a_reason() -> None:
     assert grew.startswith("The compute buffers grew from 2.00 MiB to 4.00 MiB while")
     same = ContextMemory(WHOLE, changed(3, 4 * MIB), at_first=changed(3, 4 * MIB))
     assert explain_difference(same)[1] == compute
-    there = [Placement("a", "CPU_Mapped", MIB), Placement("b", "CPU_REPACK", MIB),
-             Placement("c", "CPU_REPACK", MIB), Placement("new", "CPU", 1)]  # fmt: skip
+    placements = [Placement("a", "CPU_Mapped", MIB), Placement("b", "CPU_REPACK", MIB),
+                  Placement("c", "CPU_REPACK", MIB), Placement("new", "CPU", 1)]  # fmt: skip
     _, moved = explain_difference(
-        ContextMemory(WHOLE, replace(changed(0, 4 * MIB), placements=there))
+        ContextMemory(WHOLE, replace(changed(0, 4 * MIB), placements=placements))
     )
     assert moved.startswith(
         "In buffers other than this library would use: 1 tensor, first b (CPU_REPACK, not"
@@ -247,7 +247,7 @@ def test_every_difference_has_a_reason() -> None:
 
 
 def test_equal_contexts_of_a_log_are_one(tmp_path: Path) -> None:
-    """Of three contexts, the second is like the first and the third larger."""
+    """The second of three contexts is like the first, the third is larger."""
     events = list(Sketch().events)
     (context,) = (event for event in events if isinstance(event, s.Context))
     for ctx in (1, 2):

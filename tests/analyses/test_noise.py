@@ -77,7 +77,7 @@ def test_the_degrees_of_freedom_are_blocks_without_strata():
 
 
 def test_the_clock_is_inexact_for_every_interval():
-    """Rounding to 10 ns, uniformly, of each of 200 intervals that take 100 us together."""
+    """Each of 200 intervals, 100 us in all, is rounded to 10 ns: a uniform error."""
     found = compute_medians(np.full((1, 48), 1e5), cut_blocks(np.arange(48)), [200])[0]
     tick = 200 * TICK_NS / 1e5 / math.sqrt(12)
     assert found.log_error == pytest.approx(math.hypot(PROCESS, tick), rel=1e-3)
@@ -114,7 +114,7 @@ def test_a_ratio_in_words_has_the_speeds_and_the_smaller_bound_first():
 
 
 def test_a_group_by_hand():
-    """From five processes on the spread alone counts; with fewer, what their samples show."""
+    """From five processes on, only their spread counts; with fewer, what their samples show."""
     values = [100.0, 110.0, 90.0, 105.0, 95.0]
     logs = np.log(values)
     many = median_of_group([Median(of, None, 1, 0) for of in values])
@@ -191,7 +191,7 @@ def test_a_family_divides_the_error_among_its_intervals():
 
 
 def test_pairs_have_the_error_of_their_ratios():
-    """What disturbs both of a pair is no noise; a pair that lacks one has both errors."""
+    """What disturbs both sides of a pair is not noise. Without a side, both errors count."""
     of_a, of_b = (100.0, 200.0, 150.0, 120.0, 90.0), (110.0, 230.0, 160.0, 130.0, 100.0)
     a, b = (median_of_group([Median(v, None, 1, 0) for v in of]) for of in (of_a, of_b))
     logs = np.log(of_b) - np.log(of_a)
@@ -244,8 +244,8 @@ def test_rows_lack_samples_of_their_own():
     assert (all_.value, all_.n_blocks) == (2e6, 12)
 
 
-def test_a_stratum_of_one_block_tells_no_noise():
-    """Three runs, of which one is longer: its last blocks have no others to be replaced by."""
+def test_a_stratum_of_one_block_shows_no_noise():
+    """One of three runs is longer: its last blocks have no others to be replaced with."""
     run = np.repeat([1, 2, 3], [4, 4, 12])
     blocks = cut_blocks(run)
     assert len(set(blocks.block.tolist())) == 12

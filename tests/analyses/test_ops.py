@@ -133,13 +133,13 @@ def test_rows_are_in_order_of_their_work() -> None:
         kind("ADD"): Count(1, 8, 50), kind("MUL", a=1): Count(2, 8, 60),
         kind("VIEW"): Count(3), kind("SILU", scale=0.123456789): Count(4, 9, 1, weights=["x", "y"]),
     })  # fmt: skip
-    told = rows(report)
-    assert [row["op"] for row in told] == ["SILU", "MUL", "ADD", "VIEW"]
-    assert [row["#"] for row in told] == ["1", "2", "3", "4"]
-    assert [(row["FLOPs"], row["bytes"]) for row in told] == [(9, 1), (8, 60), (8, 50), (None,) * 2]
-    assert [row["weights"] for row in told] == ["x, y", None, None, None]
-    assert [row["parameters"] for row in told] == ["scale=0.123457", "a=1", "", ""]
-    assert told[0]["inputs"] == "f32[8], f16[8×4]"
+    ops = rows(report)
+    assert [row["op"] for row in ops] == ["SILU", "MUL", "ADD", "VIEW"]
+    assert [row["#"] for row in ops] == ["1", "2", "3", "4"]
+    assert [(row["FLOPs"], row["bytes"]) for row in ops] == [(9, 1), (8, 60), (8, 50), (None,) * 2]
+    assert [row["weights"] for row in ops] == ["x, y", None, None, None]
+    assert [row["parameters"] for row in ops] == ["scale=0.123457", "a=1", "", ""]
+    assert ops[0]["inputs"] == "f32[8], f16[8×4]"
     assert report.figures == {"nodes": (10, "count"), "views": (3, "count")}
     assert report.notes[0] == "10 nodes; no kernel runs for 3 views among them."
     assert BOUND not in report.notes

@@ -81,8 +81,8 @@ def test_it_has_every_figure_of_the_summary(session: Session, texts: Texts) -> N
         for row in section.filled().rows:
             units = [column.unit for column in section.filled().columns]
             for cell, unit in zip(row, units, strict=True):
-                told = shown(cell, "fraction" if unit == "share" and cell is not None else unit)
-                assert told.strip() in cells or not told, (section.title, told)
+                words = shown(cell, "fraction" if unit == "share" and cell is not None else unit)
+                assert words.strip() in cells or not words, (section.title, words)
         notes = set(texts.of("p"))
         assert set(section.notes) <= notes
     text = "".join(token for token in texts.of("i"))
@@ -105,7 +105,7 @@ def test_what_is_asked_first_is_at_the_top(session: Session) -> None:
 
 
 def test_the_map_of_many_layers_counts_layers(tmp_path: Path) -> None:
-    """What is outside of layers is its last column, also where layers are left out."""
+    """What is outside of layers is its last column, even where layers are left out."""
     n = MOST_LAYERS + 3
     events = make_log(Random(2).randint, n_contexts=1, level="detailed", n_layers=n)
     _, sections = compute_page([session_of(tmp_path / "deep.log", events)])
@@ -204,7 +204,7 @@ def test_a_long_session_has_a_small_page(tmp_path: Path) -> None:
 
 
 def test_a_large_model_has_a_small_tree() -> None:
-    """More parts than any model has: those that are drawn are the largest."""
+    """It has more parts than any model; only the largest are drawn."""
     random = Random(5)
 
     def op(i: int) -> Node:

@@ -1,4 +1,4 @@
-"""The charts over time of a page, of batches that were written down by hand."""
+"""The charts over time of a page, of batches that are written by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def decodes(n: int) -> list[Batch]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the charts are given, in place of the charts."""
+    """The arguments of the charts, which are not drawn."""
     found: list[tuple[Any, ...]] = []
 
     def keep(*given: Any, areas: Sequence[Line] = (), **_: Any) -> None:
@@ -37,7 +37,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def first_step(session: Session) -> int:
-    """When it began, since the session did."""
+    """When the first step began, in ns since the session began."""
     return int(session.steps["begin"][0]) - session.start.t
 
 
@@ -146,7 +146,7 @@ def test_many_readings_of_one_moment_are_the_last(
 ) -> None:
     events = batched_log([PROMPT])
     t = events[-1].t - STEP_NS
-    # the span is a step, of which a bin is more than 1 ns
+    # the span is a step, and a bin of it is more than 1 ns
     events += [memory(0, t, rss=i + 1, context=i) for i in range(n)]
     list(page.memory_over_time(session_of(tmp_path / "a.log", events)))
     (_, _, (line,), _, (_, cache, _)) = drawn[0]
@@ -212,7 +212,7 @@ def test_without_memory_and_caches_there_are_no_charts(tmp_path: Path) -> None:
 def test_a_passage_for_each_sequence_that_goes_on(
     tmp_path: Path, drawn: list[tuple[Any, ...]]
 ) -> None:
-    """Times count from the token before in the sequence, the first from the beginning."""
+    """Times count from the previous token of the sequence, the first from the beginning."""
     batches = [
         Batch([(0, 0, 4), (3, 0, 4)], sampled=[(0, 1, "a"), (3, 2, "b" * 120)]),
         Batch([(0, 4, 1), (3, 4, 1)], sampled=[(0, 3, "c"), (3, 4, "d")]),

@@ -1,4 +1,4 @@
-"""Sections of the page that have their first rows only: what is left out is counted."""
+"""Sections of the page that show only their first rows: what is left out is counted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def section(session: Session, title: str) -> Section:
 def test_the_map_has_the_ops_that_take_longest(
     session: Session, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    """There are 18 in four layers; of those that are not drawn, the page has their time."""
+    """There are 18 in four layers; the page has the total time of those that are not drawn."""
     monkeypatch.setattr(page, "MOST_ROWS", most)
     whole: Counter[str] = Counter()
     inside: Counter[str] = Counter()
@@ -121,7 +121,7 @@ def test_the_map_adds_up_blocks_and_phases_and_orders_layers_by_number() -> None
     (heat,) = page._heat(tree)
     assert isinstance(heat, Figure)
     cells = re.findall(r"<title>(\w+), layer (\w+): ([^<]*)</title>", heat.markup)
-    assert [(op, layer, said.partition(", ")[2]) for op, layer, said in cells] == [
+    assert [(op, layer, value.partition(", ")[2]) for op, layer, value in cells] == [
         ("MUL", "2", "1.0 %"), ("MUL", "none", "59.0 %"),
         ("ADD", "9", "3.0 %"), ("ADD", "10", "37.0 %"),
     ]  # fmt: skip
@@ -141,8 +141,8 @@ def test_the_title_has_the_name_of_the_model_or_its_file(
     assert page.compute_page([session_of(tmp_path / "a.log", events)])[0] == title
 
 
-@pytest.mark.parametrize(("part", "said"), [(1, ""), (2, ", part 2"), (3, ", part 3")])
-def test_what_recorded_is_identified(part: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("part", "suffix"), [(1, ""), (2, ", part 2"), (3, ", part 3")])
+def test_what_recorded_is_identified(part: int, suffix: str, tmp_path: Path) -> None:
     events = batched_log([Batch([(0, 0, 4)])])
     start = events[0]
     assert isinstance(start, s.SessionStart)
@@ -150,7 +150,7 @@ def test_what_recorded_is_identified(part: int, said: str, tmp_path: Path) -> No
     found = section(session_of(tmp_path / "a.log", events), "Identity, machine and settings")
     assert isinstance(found, Report)
     facts = {row[0]: row[1] for row in found.rows}
-    assert facts["session"] == start.id + said
+    assert facts["session"] == start.id + suffix
     assert facts["recorded"] == "2025-06-01T12:00:00.000Z"
     assert facts["process"] == "42: python app.py"
     assert facts["memory of the machine"] == "8.00 GiB"
@@ -159,12 +159,12 @@ def test_what_recorded_is_identified(part: int, said: str, tmp_path: Path) -> No
     assert not found.headed
 
 
-@pytest.mark.parametrize(("n", "there"), [(1, False), (2, True), (3, True)])
-def test_requests_are_shown_if_there_are_several(n: int, there: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("n", "shown"), [(1, False), (2, True), (3, True)])
+def test_requests_are_shown_if_there_are_several(n: int, shown: bool, tmp_path: Path) -> None:
     batch = Batch([(seq, 0, 4) for seq in range(n)], sampled=[(seq, 1, "a") for seq in range(n)])
     session = session_of(tmp_path / "a.log", batched_log([batch]))
     titles = [of.title for of in page.compute_page([session])[1]]
-    assert ("Latency of requests" in titles) == there
+    assert ("Latency of requests" in titles) == shown
 
 
 def test_the_first_figures_of_a_session_are_those_that_it_has() -> None:
@@ -195,7 +195,7 @@ def test_a_session_without_figures_has_no_tiles(tmp_path: Path) -> None:
 
 
 def test_sessions_side_by_side_have_the_figures_of_all() -> None:
-    """One that a session lacks is empty in its row."""
+    """A figure that a session lacks is an empty cell of its row."""
     first = [("speed", 3.0, "per_second"), ("resident", 7, "bytes")]
     second = [("resident", 9, "bytes"), ("between", 2, "ns")]
     report = page._side_by_side(["a", "b"], [first, second])

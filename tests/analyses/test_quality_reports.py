@@ -1,4 +1,4 @@
-"""The tables of `quality` and `quantize`, of figures that are written down."""
+"""The tables of `quality` and `quantize`, with figures that are written by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NAMES = ("reference.gguf", "small.gguf", "tiny.gguf")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[ModelFile]:
-    """Of 8.5, 4.5 and 34 / 8 bits per weight: 4 rows of 256."""
+    """Files of 4 rows of 256, with 8.5, 4.5 and 34 / 8 bits per weight."""
     folder = tmp_path_factory.mktemp("files")
     for name, type_name in zip(NAMES, ("Q8_0", "Q4_K", "Q4_0"), strict=True):
         write_blocks(folder / name, {"t": (type_name, random_rows(type_name, 4, 256 // BY_NAME[
@@ -197,7 +197,7 @@ def test_errors_are_drawn_by_layer_and_over_bytes() -> None:
 
 
 def plans(files: list[ModelFile]) -> list[QuantizationPlan]:
-    """Of a file of Q8_0: as it is, and in two types, of which one is another's replacement."""
+    """A file of Q8_0: unchanged, and in two other types, one of which replaces a third."""
     (weight,) = files[0].weights
     q4, q5, q6 = (BY_NAME[name] for name in ("Q4_K", "Q5_0", "Q6_K"))
     tensors = {
@@ -253,7 +253,7 @@ def test_sizes_of_files_that_were_written_or_would_be(files: list[ModelFile]) ->
      (10**6, 64)],
 )  # fmt: skip
 def test_logits_in_memory_take_64_mib_at_most(n_vocab: int, batch: int) -> None:
-    """In multiples of 64 rows, of which there is always one."""
+    """Rows come in multiples of 64, and there are at least 64."""
     assert logits._choose_batch(n_vocab) == batch
 
 

@@ -237,7 +237,7 @@ def test_a_log_without_tensors_is_refused(log: Path, instr: Instr) -> None:
 def test_whether_it_fits_is_judged_by_what_stays_in_use(
     room: int, verdict: str, slow: bool
 ) -> None:
-    """Of 1,375 MB, 600 are mapped only to be repacked, and 300 are read in place."""
+    """600 of 1,375 MB are mapped only to be repacked, and 300 are read in place."""
     settings = ContextSettings(
         512, 512, 512, 1, "f16", "f16",
         flash_attn=True, embeddings=False, kv_unified=False, swa_full=False, mmap=True,

@@ -120,7 +120,7 @@ def test_requests_at_once_over_time(seed: int, tmp_path: Path) -> None:
 
 
 def _marked(seed: int) -> list[s.Event]:
-    """A log in which the n-th context serves one request, in sequence n, and every second of them
+    """A log in which the n-th context serves one request, in sequence n, and every second one
     has a mark."""
     events = make_log(Random(seed).randint, n_contexts=8, level="minimal")
     first: dict[int, int] = {}
@@ -236,7 +236,7 @@ Turn = tuple[int, int, int, bool]
 
 
 def _requests_of(turns: list[Turn], tmp_path: Path, **marks: int) -> list[Request]:
-    """The requests of a log with these steps of sequence 3, one each microsecond."""
+    """The requests of a log with these steps of sequence 3, one per microsecond."""
     events = make_log(lambda low, _: low, n_contexts=1, level="minimal")
     kept = [e for e in events if isinstance(e, s.SessionStart | s.Model | s.Tensor | s.Context)]
     ctx = next(e for e in kept if isinstance(e, s.Context))

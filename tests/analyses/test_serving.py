@@ -1,4 +1,4 @@
-"""Prompts that a server did not reuse, and drafts, of logs that are written down."""
+"""Prompts that a server did not reuse, and drafts, from logs that are written by hand."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_request_that_a_slot_had_when_the_server_ended_did_not_leave_the_queue
 
 
 def test_moves_of_prompts_add_up(tmp_path: Path) -> None:
-    """The limit, and what is there in the end, are those of the last."""
+    """The limit and the copies that are held in the end are those of the last move."""
     session = served_log(tmp_path)
     assert "Copies of prompts in RAM" not in by_title(compute_requests(session))
     moves = [("save", 100, 3000, 7), ("save", 40, 1200, 5), ("load", 100, 3000, 9)]

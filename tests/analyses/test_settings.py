@@ -1,4 +1,4 @@
-"""The facts that affect a measurement, and their differences, of logs that are written down."""
+"""The facts that affect a measurement, and their differences, in logs written by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.kit.sketched_log import Sketch
 
 
 def session(path: Path, change: Callable[[s.Event], Any] = lambda _: None) -> Session:
-    """A prefill of six tokens and two decodes; `change` is told every event."""
+    """A prefill of six tokens and two decodes; `change` is called with every event."""
     sketch = Sketch()
     for tokens in (6, 1, 1):
         sketch.step(1000, tokens, sampled=1)
@@ -80,7 +80,7 @@ def test_the_differing_facts_have_both_values(tmp_path: Path) -> None:
 
 
 def test_a_side_is_named_whose_own_logs_differ(tmp_path: Path) -> None:
-    """From its first one; each fact is named once."""
+    """They are compared with its first log; each fact is named once."""
 
     def other_cpu(event: s.Event) -> None:
         with_threads(2)(event)
@@ -101,7 +101,7 @@ def test_a_side_is_named_whose_own_logs_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("leafs", "said"),
+    ("leafs", "adapters"),
     [
         ([], "none"),
         ([("a.lora_a", [64, 8])], "on 1 weights, rank 8"),
@@ -111,14 +111,14 @@ def test_a_side_is_named_whose_own_logs_differ(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_adapters_are_known_by_their_matrices(
-    leafs: list[tuple[str, list[int]]], said: str, tmp_path: Path
+    leafs: list[tuple[str, list[int]]], adapters: str, tmp_path: Path
 ) -> None:
     def change(event: s.Event) -> None:
         if isinstance(event, s.Graph):
             event.leafs += [s.Leaf(name=name, type="f32", ne=ne, bytes=4) for name, ne in leafs]
 
     found = dict(facts(session(tmp_path / "a.log", change), []))
-    assert found["LoRA adapters"] == said
+    assert found["LoRA adapters"] == adapters
 
 
 def test_without_nodes_adapters_are_not_recorded(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from llamacpp_instr.report.report import BOUND, AtMost, arrange
 from tests.conftest import Instr, assert_refused
 from tests.kit import experts_log
 from tests.kit.device_log import with_devices
-from tests.kit.in_process import printed, told
+from tests.kit.in_process import json_reports, printed
 from tests.kit.made_log import make_log
 from tests.kit.reports import column, session_of
 from tests.kit.steady_log import write
@@ -268,8 +268,8 @@ def test_two_keys_are_those_of_pandas(recorded, tables, by):
     for name, figures in zip(wanted.index, wanted.to_numpy().tolist(), strict=True):
         assert rows.pop(name if n > 1 else (name,)) == figures
     # what reads no weight has a role in words, and no tensor or type
-    told = sum(figures[1] for figures in rows.values())
-    assert told == ops.dur.sum() - wanted["sum"].sum()
+    rest = sum(figures[1] for figures in rows.values())
+    assert rest == ops.dur.sum() - wanted["sum"].sum()
     assert all("(no weight)" in key or "role" in by for key in rows)
 
 
@@ -371,7 +371,7 @@ def test_the_command_has_five_forms(recorded):
     blocks = ("stats", RECORDED, "--by", "block")
     total = column(compute_stats(recorded, "block")[0], "total")
     assert printed(*blocks).startswith("Computes by block, all phases\n")
-    assert [row["total"] for row in told(*blocks)[0]["rows"]] == total
+    assert [row["total"] for row in json_reports(*blocks)[0]["rows"]] == total
     lines = printed(*blocks, "--csv").splitlines()
     assert lines[0].startswith("block,count,total (ns),share,mean (ns)")
     assert [int(line.split(",")[2]) for line in lines[1:]] == total

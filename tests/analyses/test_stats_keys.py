@@ -1,4 +1,4 @@
-"""What statistics group by, and what threads and requests wait for, of logs written down."""
+"""What statistics group by, and what threads and requests wait for, in logs written by hand."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_one_key_or_two(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("", "give one of"), ("ops", "give one of"), ("op,op", "give one of"),
      ("op,layer,phase", "give one of"), ("op,", "give one of"),
      ("thread,op", "thread cannot be combined"), ("op,thread", "thread cannot be combined")],
 )  # fmt: skip
-def test_other_keys_are_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_other_keys_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse_by(text)
 
 
@@ -91,7 +91,7 @@ def test_a_step_of_several_sequences_is_of_several(tmp_path: Path) -> None:
 
 
 def marked(path: Path, *marks: tuple[str, int, int | None]) -> Session:
-    """Three steps of 500 ns, which begin at 0, 1000 and 2000; marks have a begin and an end."""
+    """Three steps of 500 ns, which begin at 0, 1000 and 2000; a mark has a start and an end."""
     events = batched_log([Batch([(0, 0, 4)]), Batch([(0, 4, 1)]), Batch([(0, 5, 1)])])
     t = next(event.t for event in events if isinstance(event, s.StepBegin))
     for number, (name, begin, end) in enumerate(marks):

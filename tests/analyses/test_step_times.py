@@ -1,4 +1,4 @@
-"""The times of steps and of their parts, of logs whose times are written down."""
+"""The times of steps and of their parts, in logs whose times are written by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.sketched_log import Sketch
 
 
 class Decodes(Sketch):
-    """A log that begins in the middle of a request, of which each step samples a token."""
+    """A log that begins in the middle of a request, and samples a token in each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def test_layers_add_up_over_the_computes_of_a_step(tmp_path: Path) -> None:
 def test_a_table_that_would_be_nearly_empty_is_refused(
     few: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """10 rows of 3 steps are 30 cells, of which 4 are measured: 12 may be for them."""
+    """10 rows of 3 steps are 30 cells; the 4 that are measured allow for 12 of them."""
     monkeypatch.setattr(step_times, "FEW_CELLS", few)
     monkeypatch.setattr(step_times, "MOST_EMPTY", 3)
     times = times_of(tmp_path, with_ops((10, 3), (0, 0), (20, 4)).events)
@@ -232,7 +232,7 @@ def test_a_table_that_would_be_nearly_empty_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "said"),
+    ("tokens", "expected"),
     [
         ([[1, 1]], "decodes"),
         ([[1], [2]], "decodes 1 to 2 tokens"),
@@ -240,7 +240,7 @@ def test_a_table_that_would_be_nearly_empty_is_refused(
         ([[1000], [2000, 500]], "decodes 500 to 2,000 tokens"),
     ],
 )
-def test_what_steps_do(tokens: list[list[int]], said: str) -> None:
+def test_what_steps_do(tokens: list[list[int]], expected: str) -> None:
     sessions: list[Any] = [
         SimpleNamespace(
             steps={"phase": np.array(["decode"] * len(of) + ["other"]),
@@ -248,7 +248,7 @@ def test_what_steps_do(tokens: list[list[int]], said: str) -> None:
         )
         for of in tokens
     ]  # fmt: skip
-    assert verb("decode", sessions) == said
+    assert verb("decode", sessions) == expected
 
 
 def rounds(n: int, begin: int, ns: int = 10) -> list[Any]:

@@ -114,7 +114,7 @@ def test_a_file_that_has_changed_is_refused(
 def test_a_file_that_was_moved_is_looked_for_beside_the_log(model: Path, tmp_path: Path) -> None:
     session = log_of(model.parent / "a.log", "/nowhere/m.gguf")
     assert recorded_file(session, session.models[0]).path == model
-    # one that is still at its place is not
+    # one that is still in its place is not
     other = write_blocks(tmp_path / "m.gguf", {"t": ("F32", np.ones(4, np.float32))})
     session = log_of(tmp_path / "b.log", model)
     assert other.exists()

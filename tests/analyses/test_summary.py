@@ -21,7 +21,7 @@ from llamacpp_instr.log.graph.ops import BLOCKS
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.report.render import render_text
 from llamacpp_instr.report.report import Report
-from tests.kit.in_process import printed, told
+from tests.kit.in_process import json_reports, printed
 from tests.kit.made_log import make_log
 from tests.kit.reports import by_title, column, rows, session_of
 from tests.kit.sketched_log import Sketch
@@ -215,7 +215,7 @@ def test_the_recorder_s_figures_are_those_of_its_last_event(tmp_path):
 
 
 def test_a_share_of_a_phase_is_one_of_its_steps_time(tmp_path):
-    """Also in the table of layers, which do not cover all of it."""
+    """This also holds for the table of layers, which do not cover all of that time."""
     found = sections(tmp_path, EVENTS)
     for name in ("Where the time went", "Layers"):
         for phase in ("prefill", "decode"):
@@ -224,7 +224,7 @@ def test_a_share_of_a_phase_is_one_of_its_steps_time(tmp_path):
             assert shares == pytest.approx([ns / total for ns in spent])
 
 
-def test_warm_up_runs_and_failed_steps_are_left_out_and_said_to_be(tmp_path):
+def test_warm_up_runs_and_failed_steps_are_left_out_and_counted(tmp_path):
     sampled = [e for e in EVENTS if isinstance(e, s.Token)]
     begin = next(e for e in EVENTS if isinstance(e, s.StepBegin) and e.step == sampled[0].step)
     whole = sections(tmp_path, EVENTS)
@@ -241,26 +241,26 @@ def test_warm_up_runs_and_failed_steps_are_left_out_and_said_to_be(tmp_path):
 
 
 def test_it_says_what_a_reader_has_to_know(tmp_path):
-    said = notes(sections(tmp_path, EVENTS))
+    text = notes(sections(tmp_path, EVENTS))
     end = EVENTS[-1]
     assert isinstance(end, s.SessionEnd)
-    assert f"{100 * end.overhead_ns / end.decode_ns:.2f} % of the time in decode" in said
-    assert "dropped 0 events and 0 ops." in said
+    assert f"{100 * end.overhead_ns / end.decode_ns:.2f} % of the time in decode" in text
+    assert "dropped 0 events and 0 ops." in text
     reused = sum(e.reused for e in EVENTS if isinstance(e, s.Compute))
     n_graphs = sum(isinstance(e, s.Graph) for e in EVENTS)
-    assert f"built {counted(n_graphs, 'time')} and reused {counted(reused, 'time')}." in said
+    assert f"built {counted(n_graphs, 'time')} and reused {counted(reused, 'time')}." in text
     assert "The log was not closed" in notes(sections(tmp_path, EVENTS[:-1]))
     minimal = make_log(Random(2).randint, n_contexts=1, level="minimal")
     assert "blocks need the level detailed" in notes(sections(tmp_path, minimal))
 
 
 @pytest.mark.parametrize(
-    ("n", "said"), [(12_345, "12,345 "), (3_670_000, "3.7M "), (7_240_000_000, "7.24B ")]
+    ("n", "number"), [(12_345, "12,345 "), (3_670_000, "3.7M "), (7_240_000_000, "7.24B ")]
 )
-def test_a_model_has_its_number_of_parameters(n, said, tmp_path):
+def test_a_model_has_its_number_of_parameters(n, number, tmp_path):
     events = [msgspec.structs.replace(e, params=n) if isinstance(e, s.Model) else e for e in EVENTS]
     (model,) = [row[1] for row in sections(tmp_path, events)["Session"].rows if row[0] == "model"]
-    assert model.endswith(f", {said}parameters")
+    assert model.endswith(f", {number}parameters")
 
 
 def test_a_cold_start_shows(tmp_path):
@@ -299,14 +299,16 @@ def test_old_dialects_have_a_summary(name):
 def test_the_command_prints_text_or_json(tmp_path):
     path = write(tmp_path / "session.log", EVENTS)
     assert printed("summary", path).startswith("Session\n")
-    speed = next(section for section in told("summary", path) if section["title"] == "Speed")
+    speed = next(
+        section for section in json_reports("summary", path) if section["title"] == "Speed"
+    )
     assert speed["units"]["time"] == "ns"
     decode = next(row for row in speed["rows"] if row["Phase"] == "decode")
     assert decode["time"] == sum(durations(EVENTS, "decode"))
 
 
 def test_the_slowest_layers_are_of_layers(tmp_path):
-    """What is outside of layers has a row, and is not counted as one."""
+    """What is outside of layers has a row, but does not count as a layer."""
     n = ALL_LAYERS + 18
     events = make_log(Random(2).randint, n_contexts=1, level="detailed", n_layers=n)
     spent = dict.fromkeys(range(-1, n), 0)
@@ -333,7 +335,7 @@ def test_a_section_has_the_largest_of_many_rows(tmp_path):
     assert "Not shown: 800 more rows." in text
 
 
-def test_layers_take_time_by_their_number(tmp_path):
+def test_layers_take_time_in_proportion_to_their_number(tmp_path):
     """40,000 layers took 12 s, and twice as many four times as long; now they take 0.3 s."""
     events = make_log(Random(2).randint, n_contexts=1, level="verbose")[:-1]
     layers = next(event for event in events if isinstance(event, s.Layers))
@@ -346,7 +348,7 @@ def test_layers_take_time_by_their_number(tmp_path):
     assert len(found["Layers"].rows) == ALL_LAYERS
 
 
-def test_a_step_ends_when_its_result_is_there(tmp_path):
+def test_a_step_ends_when_its_result_is_ready(tmp_path):
     """Asynchronous backends return before that; llama.cpp then waits for them."""
     waits: dict[int, int] = {}
     events: list[s.Event] = []
@@ -389,5 +391,5 @@ def test_the_time_between_ops_is_explained_where_there_is_some(tmp_path, gap):
         else event
         for event in EVENTS
     ]
-    told = sections(tmp_path, events)["Where the time went"].notes
-    assert any(note.startswith("Between ops, thread 0 waits") for note in told) is bool(gap)
+    found = sections(tmp_path, events)["Where the time went"].notes
+    assert any(note.startswith("Between ops, thread 0 waits") for note in found) is bool(gap)

@@ -1,4 +1,5 @@
-"""Sections of the summary, of logs whose figures are written down, and the tables of a probe."""
+"""Sections of the summary, of logs whose figures are written by hand, and the tables of a
+probe."""
 
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ def decoding(n: int = 3) -> Sketch:
 
 
 @pytest.mark.parametrize(
-    ("n", "said"),
+    ("n", "words"),
     [(0, ""), (1, "1 parameters"), (99_999, "99,999 parameters"), (100_000, "0.1M parameters"),
      (999_900_000, "999.9M parameters"), (10**9, "1.00B parameters")],
 )  # fmt: skip
-def test_parameters_in_words(n: int, said: str) -> None:
-    assert summary._parameters(n) == said
+def test_parameters_in_words(n: int, words: str) -> None:
+    assert summary._parameters(n) == words
 
 
 def test_the_facts_of_a_session(tmp_path: Path) -> None:
@@ -49,11 +50,11 @@ def test_the_facts_of_a_session(tmp_path: Path) -> None:
         if isinstance(event, s.Model):
             event.path = "/a/b/c.gguf"
     found = sections(tmp_path, sketch.events)["Session"]
-    told = dict(found.rows)
-    assert told["model"] == "c.gguf, llama, F16, 1.0M parameters"
-    assert told["machine"] == "A CPU, 1 thread and 4 threads"
-    assert told["recorded"] == "2025-06-01T12:00:00.000Z, level verbose"
-    assert "flash attention" not in told
+    facts = dict(found.rows)
+    assert facts["model"] == "c.gguf, llama, F16, 1.0M parameters"
+    assert facts["machine"] == "A CPU, 1 thread and 4 threads"
+    assert facts["recorded"] == "2025-06-01T12:00:00.000Z, level verbose"
+    assert "flash attention" not in facts
     assert found.figures == {"threads": (4, "count"), "parameters": (1_000_000, "count")}
     assert not any("--stats" in note for note in found.notes)
     sketch.events[0] = replace(sketch.events[0], perturbed=True)
@@ -62,15 +63,15 @@ def test_the_facts_of_a_session(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tick", "said"), [(0.0, ""), (1.0, ""), (1e9 / 24e6, "41.7 ns"), (1e9 / 19.2e6, "52.1 ns")]
+    ("tick", "shown"), [(0.0, ""), (1.0, ""), (1e9 / 24e6, "41.7 ns"), (1e9 / 19.2e6, "52.1 ns")]
 )
-def test_a_coarse_clock_is_mentioned(tick: float, said: str, tmp_path: Path) -> None:
+def test_a_coarse_clock_is_mentioned(tick: float, shown: str, tmp_path: Path) -> None:
     events = decoding().events
     events[0] = replace(events[0], clock="cntvct", tick=tick)
     notes = sections(tmp_path, events)["Session"].notes
     coarse = [note for note in notes if note.startswith("Single times are multiples of")]
-    assert len(coarse) == (said != "")
-    assert said in "".join(coarse)
+    assert len(coarse) == (shown != "")
+    assert shown in "".join(coarse)
 
 
 @pytest.mark.parametrize(("n", "there"), [(1, False), (2, True)])
@@ -86,7 +87,7 @@ def test_faults_of_the_first_step_need_a_second(n: int, there: bool, tmp_path: P
 
 
 def test_a_cache_s_fullest_moment_counts_the_bytes_of_all_caches(tmp_path: Path) -> None:
-    """Of equal bytes, the most cells; a context with one cache does not number it."""
+    """Among equal bytes, the most cells count; the only cache of a context has no number."""
     sketch = decoding()
     for cache, n_bytes, used in ((0, 100, 1), (1, 50, 2), (0, 90, 9), (1, 60, 3), (1, 60, 2)):
         sketch.events.append(s.Kv(t=sketch.t, ctx=0, op="clear", cache=cache, used=used,
@@ -104,7 +105,7 @@ def test_a_cache_s_fullest_moment_counts_the_bytes_of_all_caches(tmp_path: Path)
     assert note.startswith("Context 0 used at most 9 of 512 cells and 3 of 1,024 cells (150 ")
 
 
-def test_an_empty_cache_is_told(tmp_path: Path) -> None:
+def test_an_empty_cache_is_reported(tmp_path: Path) -> None:
     sketch = decoding()
     sketch.events.append(s.Kv(t=sketch.t, ctx=0, op="clear", used=0, size=512))
     sketch.events.append(s.Memory(t=sketch.t, ctx=0, buffers=[s.BufferUse(buffer="CPU")]))
@@ -141,20 +142,20 @@ def test_the_marks_of_instr_run_are_not_the_application_s(tmp_path: Path) -> Non
     assert "Marks" not in sections(tmp_path, only)
 
 
-@pytest.mark.parametrize(("most", "said"), [(1, "Not shown: 1 other op, 5.1 % of"), (2, None)])
+@pytest.mark.parametrize(("most", "message"), [(1, "Not shown: 1 other op, 5.1 % of"), (2, None)])
 def test_ops_that_are_not_shown_are_counted(
-    most: int, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    most: int, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the time in kernels, 590 of 6,390 ns are of the additions."""
+    """The additions take 590 of the 6,390 ns in kernels."""
     monkeypatch.setattr(summary, "TOP_OPS", most)
     top = sections(tmp_path, decoding().events)["Top ops"]
     assert len(top.rows) == most
     share = 590 / (590 + 4000 + 1800)
     wanted = f"Not shown: 1 other op, {100 * share:.1f} % of the time."
     assert [note for note in top.notes if note.startswith("Not shown")] == (
-        [wanted] if said else []
+        [wanted] if message else []
     )
-    assert ("share of other ops" in top.figures) == (said is not None)
+    assert ("share of other ops" in top.figures) == (message is not None)
 
 
 # --- under the roofs ---
@@ -240,7 +241,7 @@ def test_a_probe_has_a_column_for_each_number_of_threads() -> None:
     [(0.0, 0, None), (2.0, 0, None), (2.1, 0, "The machine was busy (load 2.1 on 4 CPUs)"),
      (0.0, 1, "1 figures were left out"), (9.0, 3, "3 figures were left out")],
 )  # fmt: skip
-def test_a_busy_machine_is_told(load: float, left_out: int, begins: str | None) -> None:
+def test_a_busy_machine_is_reported(load: float, left_out: int, begins: str | None) -> None:
     probe = replace(probe_of("A CPU"), load=load, left_out=left_out)
     note = busy_note(probe)
     assert (note is None) == (begins is None)

@@ -1,5 +1,5 @@
-"""Sessions whose log has the kernels of devices, in reports: by hand, and recorded ones against
-their lines."""
+"""Sessions whose log has the kernels of devices, in reports: made by hand, or recorded and
+compared with their lines."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_an_untimed_backend_is_named_with_its_share() -> None:
 def test_a_session_without_any_kernel_of_the_cpu_does_not_ask_for_another_level(
     tmp_path: Path,
 ) -> None:
-    """As one of OpenVINO: all of the graph on one backend, whose kernels are not timed."""
+    """As with OpenVINO: the whole graph is on one backend, whose kernels are not timed."""
     events: list[s.Event] = []
     for event in make_log(Random(3).randint, 1, "detailed"):
         if isinstance(event, s.Graph):

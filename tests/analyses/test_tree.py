@@ -70,8 +70,8 @@ def check_sums(session: Session) -> None:
     for phase in speed:
         of_phase = [row for row in parts if row["phase"] == phase]
         spent = summed(of_phase, lambda row: row["block"] or row["layer"], "time")
-        told = {row["Block"]: row[phase] for row in sections.get("Where the time went", [])}
-        assert {name: ns for name, ns in told.items() if ns} == {
+        shown = {row["Block"]: row[phase] for row in sections.get("Where the time went", [])}
+        assert {name: ns for name, ns in shown.items() if ns} == {
             name: ns for name, ns in spent.items() if ns
         }
     layer = summed(kernels, lambda row: row["layer"], "time")
@@ -98,8 +98,8 @@ def test_a_recording_has_the_time_and_the_work_of_each_op(session):
     assert summed(kernels, op_of, "time") == {op: row["total"] for op, row in ops.items()}
     for by, amount, rate in (("bytes", "bytes", "bytes/s"), ("flops", "FLOPs", "FLOP/s")):
         work = summed(rows(leaves(build_tree(session, by))), op_of, amount)
-        told = {op: (row[rate] or 0) * row["total"] / 1e9 for op, row in ops.items()}
-        assert work == pytest.approx(told)
+        expected = {op: (row[rate] or 0) * row["total"] / 1e9 for op, row in ops.items()}
+        assert work == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("by", ["time", "bytes", "flops"])
@@ -251,10 +251,10 @@ def test_an_upper_bound_is_named(tmp_path: Path) -> None:
         if isinstance(event, s.StepBegin):
             event.seq = event.seq_pos = event.seq_tokens = None
     unknown = session_of(tmp_path / "session.log", events)
-    for by, told in (("flops", True), ("bytes", True), ("time", False)):
+    for by, in_notes in (("flops", True), ("bytes", True), ("time", False)):
         notes = build_tree(unknown, by).notes  # type: ignore[arg-type]
-        assert any("upper bound" in note for note in notes) is told
-        assert any("not measured" in note for note in notes) is told
+        assert any("upper bound" in note for note in notes) is in_notes
+        assert any("not measured" in note for note in notes) is in_notes
 
 
 def test_a_log_without_ops_adds_up_the_layers_of_its_computes(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from llamacpp_instr.converters.analyses.diff.trend import compute_trend
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.session import load_session
 from tests.conftest import read_events
-from tests.kit.in_process import instr_here, printed, refusal, told
+from tests.kit.in_process import instr_here, json_reports, printed, refusal
 from tests.kit.made_log import make_log
 from tests.kit.reports import rows, session_of
 from tests.kit.split_log import split_log
@@ -91,8 +91,8 @@ def test_every_ratio_and_interval_of_groups_by_hand(tmp_path):
         t = stats.t.ppf(1 - 0.05 / 2 / 3, int(sum(of) ** 2 / sum(parts)))
         middle = np.mean(after) - np.mean(before)
         bounds = [math.exp(middle + sign * t * math.sqrt(sum(of))) for sign in (0, -1, 1)]
-        told = [row[f"/ {name}"], row[f"{name} from"], row[f"{name} to"]]
-        assert told == pytest.approx(bounds, rel=1e-6), (row, name)
+        figures = [row[f"/ {name}"], row[f"{name} from"], row[f"{name} to"]]
+        assert figures == pytest.approx(bounds, rel=1e-6), (row, name)
     assert found.steps["decode"].value == table[2]["/ first"], "--fail-above judges the last"
     assert [row["than previous"] for row in table[1:]] == ["slower", "within noise"]
 
@@ -142,7 +142,7 @@ def test_a_part_that_changed_is_named_with_the_side(tmp_path):
 
 
 def two_layers(log: list[s.Event], factors: tuple[float, float]) -> list[s.Event]:
-    """The log as if its steps had two layers, which take so many times 5 ms."""
+    """The log as if its steps had two layers, which take `factors` times 5 ms."""
     return [
         msgspec.structs.replace(e, layer=[1, 0], dur=[round(5e6 * f) for f in factors[::-1]])
         if isinstance(e, s.Layers)
@@ -174,9 +174,9 @@ def test_every_part_of_three_sides_by_hand(tmp_path, by, several):
     freedom = 20 * n
     reach = stats.t.ppf(1 - 0.05 / 2 / (3 * len(wanted)), freedom) * PROCESS * math.sqrt(2 / n)
     for key, (a, b, c) in wanted.items():
-        told = found[key][:5]
+        figures = found[key][:5]
         bounds = [c / a * math.exp(sign * reach) for sign in (0, -1, 1)]
-        assert told == pytest.approx([a, c, *bounds], rel=2e-3)
+        assert figures == pytest.approx([a, c, *bounds], rel=2e-3)
         word = "slower" if math.log(c / a) > reach else "within noise"
         changes = "B slower, C faster" if b > a else None
         assert found[key][5:] == [word, changes]
@@ -204,7 +204,7 @@ def medians_by(by: str, steps: Sequence[list[s.Event]]) -> dict[int | str, list[
     return found
 
 
-def test_a_change_in_the_middle_is_told_although_the_ends_are_equal(tmp_path):
+def test_a_change_in_the_middle_is_reported_although_the_ends_are_equal(tmp_path):
     found = slowed_logs(tmp_path, (1, 1.5, 1.5, 1))
     title = found.reports[0].title
     assert title.startswith("B decodes 0.667 times as fast as A (")
@@ -229,7 +229,7 @@ def test_a_setting_of_the_middle_side_differs(tmp_path):
 
 
 def test_a_phase_with_too_few_steps_has_its_parts_on_request(tmp_path):
-    """One step a log: its noise is not known."""
+    """With one step per log, the noise is not known."""
     log = steady_log(1)
     first = min(e.step for e in log if isinstance(e, s.StepBegin))
     alone = [e for e in log if getattr(e, "step", first) == first]
@@ -308,7 +308,7 @@ def test_three_versions_in_every_form(several: bool) -> None:
     assert text.startswith("B decodes 0.7")
     assert max(map(len, text.splitlines())) <= 80
     steps_alone = ("diff", *versions, "--by", "phase")
-    first, steps = told(*steps_alone)
+    first, steps = json_reports(*steps_alone)
     assert " C decodes 0.9" in first["title"]
     factors = [row["/ first"] for row in steps["rows"]]
     assert factors == [None, pytest.approx(1.3, rel=0.02), pytest.approx(1.1, rel=0.02)]
@@ -338,10 +338,10 @@ def test_parts_of_a_session_are_one_log_unless_there_is_no_other(tmp_path: Path)
     for path, events in zip(paths, split_log(rotated, 3, Random(3)), strict=True):
         write(path, events)
     other = write(tmp_path / "other.log", make_log(Random(3).randint, 1, "detailed"))
-    pair = told("diff", *paths, other)
+    pair = json_reports("diff", *paths, other)
     assert pair[0]["rows"][0]["B"] == str(other)
     assert pair[1]["figures"]["decode steps of A"]["value"] == len(decodes(paths))
-    parts = told("diff", *paths)
+    parts = json_reports("diff", *paths)
     assert [row["log"] for row in parts[0]["rows"]] == [str(path) for path in paths]
 
 
@@ -352,7 +352,7 @@ def decodes(paths: Sequence[Path]) -> list[dict]:
 
 @pytest.mark.usefixtures("three")
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([*groups(0, 1), "--after", "v2.log"], "all of at least two"),
         ([*groups(0, 1, 2), "--by", "tensor"], "a trend has block, op, layer"),
@@ -365,8 +365,8 @@ def decodes(paths: Sequence[Path]) -> list[dict]:
         (["v0.log", "v1.log", "none.log"], "none.log: no such file"),
     ],
 )
-def test_wrong_input_is_one_line(words: list[str], said: str) -> None:
-    assert said in refusal("diff", *words)
+def test_wrong_input_is_one_line(words: list[str], message: str) -> None:
+    assert message in refusal("diff", *words)
 
 
 def test_a_perturbed_log_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tokens that computes worked on, of batches that were written down by hand."""
+"""The tokens that computes worked on, of batches that are written by hand."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_a_batch_is_paired_until_one_of_its_requests_parts(tmp_path: Path) -> No
     found = same_tokens(a, b)
     assert found.pairs == {0: 0, 1: 1}
     assert list(found.tokens) == [0, 1]
-    said = "From position 4 on, the tokens differ: A has “d”, B “x”."
-    assert found.parted == [f"Request 2: {said}"]
+    difference = "From position 4 on, the tokens differ: A has “d”, B “x”."
+    assert found.parted == [f"Request 2: {difference}"]
 
 
 def test_the_sentence_on_the_only_request_does_not_number_it(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_a_request_is_numbered_if_one_side_has_several(swapped: bool, tmp_path: 
     a = session(tmp_path, Batch([(0, 0, 4), (1, 0, 3)]))
     b = session(tmp_path, Batch([(0, 0, 5)]), name="b")
     sides = (b, a) if swapped else (a, b)
-    said = "A has 5 tokens from 0, B 4" if swapped else "A has 4 tokens from 0, B 5"
+    difference = "A has 5 tokens from 0, B 4" if swapped else "A has 4 tokens from 0, B 5"
     found = same_tokens(*sides)
-    assert found.parted == [f"Request 1: The prompts differ: {said} from 0."]
+    assert found.parted == [f"Request 1: The prompts differ: {difference} from 0."]
     assert found.pairs == {}, "the other request has no counterpart"
 
 

@@ -72,8 +72,8 @@ def test_pieces_together_are_numpys_figures_of_the_whole(pieces: list[list[float
 
 
 def with_values(path: Path, scale: float, name: str = "Qcur", change: int = -1) -> Session:
-    """A session whose Qcur was read in every layer and compute, with values of that scale. The
-    token of the index `change` has another id than it has by default."""
+    """A session whose Qcur was read in every layer and compute, with values of this scale. The
+    token of the index `change` has an id other than the default."""
     random = np.random.default_rng(1)
     events: list[s.Event] = []
     graphs: dict[int, s.Graph] = {}
@@ -91,10 +91,10 @@ def with_values(path: Path, scale: float, name: str = "Qcur", change: int = -1) 
         for node, (of, op) in enumerate(zip(nodes.name, nodes.op, strict=True)):
             if of.startswith("Qcur-") and op == "MUL_MAT":
                 layer = nodes.layer[node]
-                told = read(
+                values_read = read(
                     random.normal(1.0, scale * (layer + 1), 64), event.compute, event.graph, node
                 )
-                events.append(replace(told, name=f"{name}-{layer}", layer=layer))
+                events.append(replace(values_read, name=f"{name}-{layer}", layer=layer))
     return session_of(path, events)
 
 
@@ -181,7 +181,7 @@ def test_other_prompts_are_not_compared_by_token(tmp_path: Path) -> None:
 def test_computes_are_paired_until_a_token_differs(
     seed: int, n_contexts: int, change: int, tmp_path: Path
 ) -> None:
-    """In its context; the others go on."""
+    """This ends the pairs of its context; the other contexts go on."""
     events = make_log(Random(seed).randint, n_contexts)
     tokens = [event for event in events if isinstance(event, s.Token)]
     computes = [event for event in events if isinstance(event, s.Compute)]
@@ -190,7 +190,7 @@ def test_computes_are_paired_until_a_token_differs(
     if changed is not None:
         changed.id += 1
     b = session_of(tmp_path / "b.log", events)
-    # the step of the token is still alike, those after it computed another one
+    # the step of the token is still the same; those after it computed another token
     wanted = [
         event.compute
         for event in computes

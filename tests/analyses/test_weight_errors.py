@@ -82,7 +82,7 @@ def test_infinity_is_shown_as_such_and_is_valid_json() -> None:
     assert rows(weight_error_reports(zeros, "A", "B")[0])[0]["SQNR"] == "-inf"
 
 
-def test_what_was_left_out_is_said() -> None:
+def test_what_was_left_out_is_reported() -> None:
     skipped = replace(
         ERRORS[0], sums=Sums(), max_error=NAN, p50=NAN, p90=NAN, p99=NAN, p999=NAN,
         worst_block_rmse=NAN, skipped="gguf-py has no conversion of Q1_0", type=BY_NAME["Q1_0"],

@@ -18,13 +18,13 @@ RANDOM = np.random.default_rng(11)
 HOSTILE = "blk.0.<img src=x onerror=alert(1)>\x1b[31m"
 
 
-def told(*words: object) -> dict[str, Row]:
-    return {report["title"]: report for report in in_process.told("weights", *words)}
+def reports(*words: object) -> dict[str, Row]:
+    return {report["title"]: report for report in in_process.json_reports("weights", *words)}
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Two layers; the second one's up has a row of ten times the size."""
+    """Two layers; in the second, one row of ffn_up is ten times as large."""
     tensors = {}
     for layer in range(2):
         for role in ("ffn_up", "ffn_down"):
@@ -43,7 +43,7 @@ def values(path: Path, name: str) -> np.ndarray:
 
 def test_a_role_has_the_figures_of_all_its_weights(model: Path) -> None:
     (role,) = (
-        row for row in told(model)["Weights of model.gguf"]["rows"] if row["Role"] == "ffn_up"
+        row for row in reports(model)["Weights of model.gguf"]["rows"] if row["Role"] == "ffn_up"
     )
     both = np.concatenate([values(model, f"blk.{i}.ffn_up.weight") for i in (0, 1)])
     assert (role["tensors"], role["bytes"]) == (2, both.size * 4)
@@ -54,7 +54,7 @@ def test_a_role_has_the_figures_of_all_its_weights(model: Path) -> None:
 
 
 def test_every_tensor_has_its_figures(model: Path) -> None:
-    rows = told(model)["Figures of each tensor"]["rows"]
+    rows = reports(model)["Figures of each tensor"]["rows"]
     assert [row["Tensor"] for row in rows] == [w.name for w in load_model_file(model).weights]
     for row in rows:
         x = values(model, row["Tensor"])
@@ -68,7 +68,7 @@ def test_every_tensor_has_its_figures(model: Path) -> None:
 
 
 def test_the_row_that_is_too_large_comes_first(model: Path) -> None:
-    report = told(model)["Outlier channels"]
+    report = reports(model)["Outlier channels"]
     first = report["rows"][0]
     assert (first["Tensor"], first["side"], first["channel"]) == ("blk.1.ffn_up.weight", "row", 17)
     assert 8 < first["times the median"] < 12
@@ -78,7 +78,7 @@ def test_the_row_that_is_too_large_comes_first(model: Path) -> None:
 
 
 def test_a_pattern_leaves_the_others_out(model: Path) -> None:
-    rows = told(model, "*ffn_up*")["Figures of each tensor"]["rows"]
+    rows = reports(model, "*ffn_up*")["Figures of each tensor"]["rows"]
     assert [row["Tensor"] for row in rows] == [f"blk.{i}.ffn_up.weight" for i in (0, 1)]
 
 
@@ -90,7 +90,7 @@ def test_against_the_original_also_the_errors(model: Path, tmp_path: Path) -> No
     changed["blk.0.ffn_up.weight"][1][3, 4] += 1
     other = write_blocks(tmp_path / "changed.gguf", changed)
     title = "Error of the weights of changed.gguf against model.gguf"
-    (row,) = told(other, "*ffn_up*", "--reference", model)[title]["rows"]
+    (row,) = reports(other, "*ffn_up*", "--reference", model)[title]["rows"]
     assert row["largest"] == pytest.approx(1, abs=1e-5)
     assert row["RMSE"] == pytest.approx((1 / 4096) ** 0.5, rel=1e-4)
 

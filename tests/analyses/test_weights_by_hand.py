@@ -1,4 +1,4 @@
-"""The tables of weights and of files whose figures are written down."""
+"""The tables of weights and of files whose figures are written by hand."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_outliers_that_are_not_listed_are_counted(
     of = stats(weight, rows=channels(5.0, 4.0, n=30), columns=channels(3.0, n=4))
     report = weight_reports([of], "m")[2]
     assert len(report.rows) == min(most, 3)
-    said = ["The 2 furthest above their median, of 34."] if most < 3 else []
-    assert report.notes[1:] == said
+    notes = ["The 2 furthest above their median, of 34."] if most < 3 else []
+    assert report.notes[1:] == notes
 
 
 # --- files ---
@@ -126,9 +126,9 @@ def test_the_facts_of_a_file(tmp_path: Path) -> None:
     assert facts["bits per weight"] == round(8 * 100 / 72, 4)
     assert "parts" not in facts
     assert "kind" not in facts
-    told = rows(compute_tensors(model))
-    assert [row["part"] for row in told] == [None, None]
-    assert [(row["layer"], row["role"], row["bits/weight"]) for row in told] == [
+    tensors = rows(compute_tensors(model))
+    assert [row["part"] for row in tensors] == [None, None]
+    assert [(row["layer"], row["role"], row["bits/weight"]) for row in tensors] == [
         (0, "up", 8.5), (-1, "norm", 32),
     ]  # fmt: skip
 

@@ -35,18 +35,18 @@ def test_everything_that_is_needed_is_asked_about() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ("echo 'no route to host' >&2; exit 1", "no data about vulnerabilities: no route to host"),
         ("echo '{\"dependencies\": []}'", "no data about "),
     ],
 )
 def test_one_line_says_that_nothing_could_be_reached(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str, message: str
 ) -> None:
     program = tmp_path / "pip-audit"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     assert main([str(program)]) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(said)
+    assert line.startswith(message)

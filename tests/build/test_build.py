@@ -37,23 +37,23 @@ def content(wheel: Path, name: str) -> str:
 
 @pytest.mark.native
 def test_a_wheel_is_built_once_and_is_the_patched_one(index: Path, tmp_path: Path) -> None:
-    said = io.StringIO()
-    wheel = build.build_wheel(cmake_args=["-DA=b c"], jobs=3, stream=said)
+    stream = io.StringIO()
+    wheel = build.build_wheel(cmake_args=["-DA=b c"], jobs=3, stream=stream)
     assert wheel.name == "llama_cpp_python-0.3.36+instr.7-py3-none-any.whl"
     assert content(wheel, "llama_cpp/lib/libllama.txt") == "one\ntwo\nthree\nfour\n"
     assert content(wheel, "llama_cpp/lib/llama-instrumentation.c") == "ours\n"
     assert "building llama-cpp-python 0.3.36+instr.7 (llama.cpp c0ffeec0) with 3 jobs" in (
-        said.getvalue()
+        stream.getvalue()
     )
-    assert "compiling: " in said.getvalue()
+    assert "compiling: " in stream.getvalue()
     log = next((tmp_path / "cache" / "logs").glob("build-*.log")).read_text()
     assert "'-DA=b c'" in log
     assert not [path for path in (tmp_path / "cache" / "work").iterdir() if path.is_dir()]
 
     (index / f"{kit.ROOT}.tar.gz").unlink()
-    said = io.StringIO()
-    assert build.build_wheel(cmake_args=["-DA=b c"], jobs=1, stream=said) == wheel
-    assert said.getvalue() == "", "a cached build compiles nothing and says nothing"
+    stream = io.StringIO()
+    assert build.build_wheel(cmake_args=["-DA=b c"], jobs=1, stream=stream) == wheel
+    assert stream.getvalue() == "", "a cached build compiles nothing and says nothing"
 
 
 @pytest.mark.native

@@ -63,9 +63,9 @@ def test_a_wheel_that_is_not_as_it_was_kept_is_built_again(wheel: Path, damage: 
         wheel.rename(wheel.with_name("a-1-py3-none-any.whl"))
     else:
         wheel.with_name(f"{wheel.name}.sha256").unlink()
-    said = io.StringIO()
-    assert build.build_wheel(stream=said) == wheel
-    assert "building llama-cpp-python" in said.getvalue()
+    stream = io.StringIO()
+    assert build.build_wheel(stream=stream) == wheel
+    assert "building llama-cpp-python" in stream.getvalue()
     names = sorted(path.name for path in wheel.parent.iterdir())
     assert names == [wheel.name, f"{wheel.name}.sha256"]
     with zipfile.ZipFile(wheel) as archive:
@@ -170,12 +170,12 @@ def test_a_place_is_for_one_process_and_a_killed_ones_is_swept(tmp_path: Path) -
     with start("killed", 60) as killed:
         killed.kill()
     assert (tmp_path / "work" / "killed" / "file").exists()
-    said = io.StringIO()
+    stream = io.StringIO()
     with start("mine", 1), start("other", 60) as other:
         assert not (tmp_path / "work" / "killed").exists(), "swept by the next one"
-        with workplace(tmp_path, "mine", said) as place:
+        with workplace(tmp_path, "mine", stream) as place:
             assert list(place.iterdir()) == []
             assert (tmp_path / "work" / "other" / "file").exists(), "in use: not swept"
         assert not place.exists()
         other.kill()
-    assert said.getvalue() == "waiting for another instr build\n"
+    assert stream.getvalue() == "waiting for another instr build\n"

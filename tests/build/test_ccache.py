@@ -74,7 +74,7 @@ def test_the_users_language_changes_no_object(
 
 @pytest.mark.parametrize("flags", ["-march=native", "-O2 -mtune=native -g"])
 def test_objects_for_another_cpu_are_not_used(path: str, tmp_path: Path, flags: str) -> None:
-    """ccache itself takes `-march=native` on two machines for the same."""
+    """ccache on its own treats `-march=native` as the same on two machines."""
     assert compiles(path, tmp_path, "there", EPYC, flags)
     assert compiles(path, tmp_path, "here", XEON, flags)
 
@@ -82,7 +82,7 @@ def test_objects_for_another_cpu_are_not_used(path: str, tmp_path: Path, flags: 
 def test_where_no_script_can_start_every_object_depends_on_the_cpu(
     path: str, tmp_path: Path
 ) -> None:
-    """On a disk that is mounted `noexec`."""
+    """For example on a disk that is mounted `noexec`."""
     for name, cpu in (("there", EPYC), ("here", XEON)):
         assert compiles(path, tmp_path, name, cpu, starts=False)
 

@@ -1,4 +1,4 @@
-"""`instr doctor` names the problem and the remedy, whatever the state of llama_cpp is."""
+"""`instr doctor` names the problem and the remedy, whatever the state of llama_cpp."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_broken_llama_cpp_is_a_finding(
     assert not found.ok
 
 
-def test_a_broken_llama_cpp_is_told_without_a_traceback(llama_cpp: Path) -> None:
+def test_a_broken_llama_cpp_is_reported_without_a_traceback(llama_cpp: Path) -> None:
     llama_cpp.write_text("raise OSError('libllama.so: cannot open shared object file')")
     result = CliRunner().invoke(cli.main, ["doctor"])
     assert result.exit_code == 1
@@ -83,8 +83,8 @@ def test_a_library_of_another_patch_set_or_abi_is_to_be_built_again() -> None:
     assert library_problems(GOOD, "def") == [
         "the library was built from patch set abc, this package has def; run: instr build"
     ]
-    said = f"has ABI {doctor.ABI + 1}, this package needs {doctor.ABI}; run: instr build"
-    assert said in library_problems(replace(GOOD, abi=doctor.ABI + 1), "abc")[0]
+    message = f"has ABI {doctor.ABI + 1}, this package needs {doctor.ABI}; run: instr build"
+    assert message in library_problems(replace(GOOD, abi=doctor.ABI + 1), "abc")[0]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_library_of_another_patch_set_or_abi_is_to_be_built_again() -> None:
     ],
 )
 def test_a_backend_without_its_library_says_what_to_install(library: str, cure: str) -> None:
-    """As the dynamic linker says it."""
+    """With the error of the dynamic linker."""
     error = f"OSError: {library}: cannot open shared object file: No such file or directory"
     (problem,) = library_problems(Library(error=error), "abc")
     assert problem.startswith(f"llama_cpp cannot be loaded: {error}; ")

@@ -59,11 +59,11 @@ def test_the_images_for_gpus_have_arguments_that_the_dockerfile_takes() -> None:
     readme = (REPOSITORY / "docker" / "README.md").read_text().replace("\\\n", " ")
     builds = re.findall(r"^docker build .*$", readme.partition("## GPU")[2], re.MULTILINE)
     given = [dict(re.findall(r"--build-arg (\w+)=(\".*?\"|\S+)", command)) for command in builds]
-    assert [of["BACKEND"] for of in given] == ["vulkan", "cuda"]
-    for of in given:
-        assert of["BACKEND"] in BACKENDS
-        assert of.keys() <= ARGUMENTS.keys()
-        assert of["BASE"].replace("-devel-", "-runtime-") == of["RUNTIME"]
+    assert [arguments["BACKEND"] for arguments in given] == ["vulkan", "cuda"]
+    for arguments in given:
+        assert arguments["BACKEND"] in BACKENDS
+        assert arguments.keys() <= ARGUMENTS.keys()
+        assert arguments["BASE"].replace("-devel-", "-runtime-") == arguments["RUNTIME"]
     makefile = (REPOSITORY / "Makefile").read_text()
     (made,) = re.findall(r"--build-arg BACKEND=vulkan .*", makefile)
     assert dict(re.findall(r"--build-arg (\w+)=([^\s\"]+)", made)) == given[0]

@@ -23,8 +23,8 @@ def test_our_files_give_no_warning(tree: Tree) -> None:
     files = own_files()
     assert len(files) > 5
     with ThreadPoolExecutor(usable_cpus()) as pool:
-        said = dict(zip(files, pool.map(tree.warnings, files), strict=True))
-    assert said == dict.fromkeys(files, "")
+        warnings = dict(zip(files, pool.map(tree.warnings, files), strict=True))
+    assert warnings == dict.fromkeys(files, "")
 
 
 def test_all_files_are_known_to_the_build(tree: Tree) -> None:
@@ -46,6 +46,6 @@ def test_a_warning_is_found(tree: Tree, tmp_path: Path, line: str, warning: str)
     source = str(tree.root / file)
     command = [str(damaged) if word == source else word for word in tree.commands[file]]
     command += [f"-I{(tree.root / file).parent}"]
-    said = replace(tree, commands={file: command}).warnings(file)
-    assert "[-Werror=" in said
-    assert warning in said
+    warnings = replace(tree, commands={file: command}).warnings(file)
+    assert "[-Werror=" in warnings
+    assert warning in warnings

@@ -1,4 +1,4 @@
-"""`python -m tools.patches`: an edited series is exported unchanged, equally for every user."""
+"""`python -m tools.patches`: what `edit` unpacks, `export` writes back, the same for every user."""
 
 from __future__ import annotations
 

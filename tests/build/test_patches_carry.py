@@ -44,7 +44,7 @@ def carry(world: World, sdist: Path) -> tuple[Upstream, list[Stopped]]:
 
 def test_a_series_is_carried_over_and_back(world: World, tmp_path: Path) -> None:
     before = world.bytes()
-    # beside the lines that patches change, so they do not apply and git merges them
+    # next to the lines that the patches change: those do not apply as such, so git merges them
     newer = release(tmp_path / "newer", {LLAMA: "zero\n" + counted((23, "their 23"), (8, "their"))})
     pin, stopped = carry(world, newer)
     assert stopped == []
@@ -102,7 +102,7 @@ def test_a_file_of_ours_that_upstream_has_too_is_refused(world: World, tmp_path:
     assert not world.tree.with_name("carried").exists()
 
 
-def test_an_sdist_that_does_not_tell_its_llama_cpp_is_refused(world: World, tmp_path: Path) -> None:
+def test_an_sdist_that_does_not_name_its_llama_cpp_is_refused(world: World, tmp_path: Path) -> None:
     newer = release(tmp_path / "newer", {".git/modules/vendor/llama.cpp/HEAD": "main\n"})
     with pytest.raises(BuildError, match=r"does not say which llama\.cpp it vendors"):
         carry(world, newer)
@@ -151,10 +151,10 @@ def test_edit_export_and_check_say_what_they_did(
     assert capsys.readouterr().err == f"Error: {tree}: it is not empty; name a new directory\n"
     git(tree, "commit", "--amend", "-m", "wheel: smaller\n\nIt has to.")
     assert command.main(["export", str(tree)]) == 0
-    said = capsys.readouterr().out
-    assert "written: wheel/0001-wheel-smaller.patch\n" in said
-    assert f"removed: {LESS}\n" in said
-    assert "unchanged: 2 patches\n" in said
+    printed = capsys.readouterr().out
+    assert "written: wheel/0001-wheel-smaller.patch\n" in printed
+    assert f"removed: {LESS}\n" in printed
+    assert "unchanged: 2 patches\n" in printed
     assert command.main(["check"]) == 0
     assert "canonical" in capsys.readouterr().out
     (at_home.patches / "README.md").write_text("")
@@ -167,13 +167,13 @@ def test_edit_onto_names_the_conflict_and_the_pin(
 ) -> None:
     tree = tmp_path / "own"
     assert command.main(["edit", str(tree), "--onto", NEWER]) == 0
-    said = capsys.readouterr().out
-    assert f"{COUNT}: conflicts in src/llama.c\n" in said
-    assert f"  in {tree}/vendor/llama.cpp: resolve, git add, git am --continue" in said
+    printed = capsys.readouterr().out
+    assert f"{COUNT}: conflicts in src/llama.c\n" in printed
+    assert f"  in {tree}/vendor/llama.cpp: resolve, git add, git am --continue" in printed
     sdist = tmp_path / "cache" / "sdist" / f"llama_cpp_python-{NEWER}.tar.gz"
-    assert f'version = "{NEWER}"' in said
-    assert f'sha256 = "{source_tree.sha256_of(sdist)}"' in said
-    assert f'commit = "{"ab" * 20}"' in said
+    assert f'version = "{NEWER}"' in printed
+    assert f'sha256 = "{source_tree.sha256_of(sdist)}"' in printed
+    assert f'commit = "{"ab" * 20}"' in printed
     assert at_home.bytes()["UPSTREAM.toml"].startswith(b'version = "0.3.36"')
 
 

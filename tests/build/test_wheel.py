@@ -88,7 +88,7 @@ def test_the_wheel_has_one_package_whole_and_nothing_else(wheel: zipfile.ZipFile
     assert "llamacpp_instr/data/demo.gguf" in found
 
 
-def test_the_wheel_says_its_license_and_what_it_needs(wheel: zipfile.ZipFile) -> None:
+def test_the_wheel_names_its_license_and_what_it_needs(wheel: zipfile.ZipFile) -> None:
     (info,) = {name.split("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
     for name in ("LICENSE", "NOTICE"):
         assert wheel.read(f"{info}/licenses/{name}") == (ROOT / name).read_bytes()

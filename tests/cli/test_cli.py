@@ -32,7 +32,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_help_of_a_command_is_complete(name: str) -> None:
-    """What it reads is in the first line; an example and a text on each option follow."""
+    """The first line says what it reads; an example and a text for each option follow."""
     result = instr(name, "--help")
     assert result.exit_code == 0, result.output
     assert f"Usage: instr {name}" in result.output
@@ -57,7 +57,9 @@ def test_no_help_text_or_page_has_control_characters() -> None:
     texts = {name: instr(name, "--help").output for name in cli.COMMANDS}
     texts["instr"] = instr("--help").output
     pages = [
-        page for of in ("*.md", "*/*.md", "docs/*/*.md") for page in SAMPLE.parents[2].glob(of)
+        page
+        for pattern in ("*.md", "*/*.md", "docs/*/*.md")
+        for page in SAMPLE.parents[2].glob(pattern)
     ]
     texts |= {str(page): page.read_text(encoding="utf-8") for page in pages}
     assert any(page.name == "commands.md" for page in pages)
@@ -180,7 +182,7 @@ def test_a_command_has_its_exit_code_and_an_error_one_line(
 
 @pytest.mark.native
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "expected"),
     [
         (["summary", "session.log"], ""),
         (["cat", "session.log"], ""),
@@ -190,17 +192,17 @@ def test_a_command_has_its_exit_code_and_an_error_one_line(
     ],
 )
 def test_closed_standard_streams_are_empty_ones(
-    args: list[str], said: str, tmp_path: Path, environment: dict[str, str]
+    args: list[str], expected: str, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """As some services, and `>&-`, start programs; no file may get the number of a stream."""
+    """Some services, and `>&-`, start programs like this; no file may get a stream's number."""
     shutil.copyfile(SAMPLE, tmp_path / "session.log")
     for closed in ("<&- >&-", "<&- >&- 2>&-"):
         done = subprocess.run(
             ["sh", "-c", f'"$0" "$@" {closed}', sys.executable, "-m", "llamacpp_instr", *args],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert done.returncode == (2 if said else 0)
-        assert (done.stdout, done.stderr) == ("", "" if "2>" in closed else said)
+        assert done.returncode == (2 if expected else 0)
+        assert (done.stdout, done.stderr) == ("", "" if "2>" in closed else expected)
         if "-o" in args:
             assert (tmp_path / "stats.txt").read_text().startswith("Kernels by op")
             (tmp_path / "stats.txt").unlink()
@@ -208,7 +210,7 @@ def test_closed_standard_streams_are_empty_ones(
 
 @pytest.mark.parametrize("command", ["check", "cat", "summary", "stats", "memory", "inspect"])
 def test_an_empty_path_is_named(command: str) -> None:
-    """The result of an unset variable."""
+    """An unset shell variable gives an empty path."""
     result = instr(command, "")
     assert result.exit_code == 2
     assert str(result.stderr).endswith("is named: the path is empty\n")
@@ -261,8 +263,8 @@ def test_ctrl_c_is_one_line_from_the_first_import(
 
 
 def test_ctrl_c_is_one_line_where_an_error_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code in C makes an error of its own of it: Python's (`__set_name__`, up to 3.11), and what
-    matplotlib uses to convert matrices."""
+    """C code turns it into an error of its own: Python's (`__set_name__`, up to 3.11), and
+    matplotlib's where it converts matrices."""
 
     @click.command()
     def attempt() -> None:
@@ -331,6 +333,6 @@ def test_a_zstd_log_without_zstandard_names_what_to_install(
     names = {"LOG": str(log), "OUT": str(tmp_path / "out")}
     result = instr(*(names.get(word, word) for word in command.split()))
     assert (result.exit_code, result.stdout) == (2, "")
-    said = f"{log}: compressed with zstd, which needs zstandard: pip install zstandard"
-    assert result.stderr == f"Error: {said}\n"
+    message = f"{log}: compressed with zstd, which needs zstandard: pip install zstandard"
+    assert result.stderr == f"Error: {message}\n"
     assert [path.name for path in tmp_path.iterdir()] == [log.name]

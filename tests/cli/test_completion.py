@@ -1,4 +1,4 @@
-"""What a shell completes, asked as bash asks."""
+"""What a shell completes, with requests like those of bash."""
 
 from __future__ import annotations
 

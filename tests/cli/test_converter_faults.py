@@ -74,10 +74,10 @@ def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
 ) -> None:
     command, rng = [*words_of(name, tmp_path), "--force"], random.Random(name)
     output = tmp_path / command[command.index("-o") + 1]
-    begin = time.monotonic()
+    started = time.monotonic()
     nursery.start(command, tmp_path)
-    assert nursery.status() == 0, (tmp_path / "said").read_text()
-    took, whole = time.monotonic() - begin, content(output)
+    assert nursery.status() == 0, (tmp_path / "printed").read_text()
+    took, whole = time.monotonic() - started, content(output)
     assert whole
     before: dict[str, bytes] | None = whole
     for number in range(KILLS):
@@ -97,7 +97,7 @@ def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
         left = content(output)
         # two directories cannot be exchanged atomically: for a moment none may exist
         assert left in (before, whole) or (left is None and how == signal.SIGKILL)
-        assert status in (0, 130, -how, 128 + how), (tmp_path / "said").read_text()
+        assert status in (0, 130, -how, 128 + how), (tmp_path / "printed").read_text()
         if status == 0:
             assert left == whole
         hidden = [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
@@ -143,8 +143,8 @@ def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
     statuses = [json.loads(answer)["status"] for answer in answers[1::2]]
     assert statuses == [1] * len(COMMANDS)
     for name, command in COMMANDS.items():
-        said = (kept / name).read_text()
+        printed = (kept / name).read_text()
         output = command.split()[command.split().index("-o") + 1]
-        assert said.count("\n") == 1, name
-        assert said.startswith(f"Error: {output} cannot be written: "), name
-        assert said.endswith("No space left on device\n"), name
+        assert printed.count("\n") == 1, name
+        assert printed.startswith(f"Error: {output} cannot be written: "), name
+        assert printed.endswith("No space left on device\n"), name

@@ -19,7 +19,7 @@ LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
 
 COMMANDS = ["summary LOG", "stats LOG --md", "report MODEL", "check LOG"]
-# each command in the interpreter that has the encoding
+# all commands run in one interpreter, which has the encoding
 PROGRAM = """
 import sys
 from llamacpp_instr.__main__ import main

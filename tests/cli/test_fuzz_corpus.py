@@ -71,10 +71,10 @@ def test_no_command_steers_the_terminal(
     monkeypatch.setattr(sys, "argv", ["instr", *arguments])
     with pytest.raises(SystemExit) as left:
         main()
-    said = capfd.readouterr()
+    printed = capfd.readouterr()
     assert left.value.code in (0, 1, 2)
-    assert said.out + said.err
-    assert not CONTROL.search(said.out + said.err)
+    assert printed.out + printed.err
+    assert not CONTROL.search(printed.out + printed.err)
 
 
 # --- inputs that are long in one respect ---

@@ -1,4 +1,4 @@
-"""No code of the working directory runs, whatever the names of its files are."""
+"""No code in the working directory runs, whatever its files are called."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_commands(place: Path, environment: dict[str, str], line: str) -> None:
 
 
 def test_pip(place: Path, environment: dict[str, str]) -> None:
-    """Runs to fetch the sdist if it is not cached."""
+    """It runs to fetch the sdist if that is not cached."""
     none = {"LLAMACPP_INSTR_CACHE": str(place / "cache"), "PIP_NO_INDEX": "1"}
     done = run(place, environment | none, "build", "--check")
     assert done.returncode == 1

@@ -14,8 +14,8 @@ from tests.kit.rpc_logs import Server, made_logs
 
 @pytest.fixture
 def logs(tmp_path: Path) -> list[Path]:
-    of = [Server("10.0.0.2", 3_600_000_000_000), Server("10.0.0.3", -5_000_000_000)]
-    return made_logs(1, of).write(tmp_path)
+    servers = [Server("10.0.0.2", 3_600_000_000_000), Server("10.0.0.3", -5_000_000_000)]
+    return made_logs(1, servers).write(tmp_path)
 
 
 def test_it_names_its_log_and_says_how_the_clocks_were_joined(logs: list[Path]) -> None:
@@ -57,7 +57,7 @@ def test_a_server_without_a_log_stays_a_device_that_is_not_timed(logs: list[Path
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_damaged_line_costs_no_more_than_itself(which: int, logs: list[Path]) -> None:
+def test_a_damaged_line_costs_only_that_line(which: int, logs: list[Path]) -> None:
     log, output = logs[which], logs[0].with_name("session.log")
     log.write_bytes(log.read_bytes().replace(b'"event":"ops"', b'"event":"op"', 1))
     assert f"{log}:" in refusal("merge", *logs, "-o", output)

@@ -49,7 +49,7 @@ def test_an_existing_file_is_overwritten_only_when_asked(tmp_path: Path) -> None
     assert path.read_bytes() == b"before"
 
 
-def test_of_two_that_write_one_file_at_once_the_first_is_kept(tmp_path: Path) -> None:
+def test_the_first_of_two_that_write_one_file_at_once_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "out.bin"
 
     def write_both(force: bool) -> None:
@@ -65,7 +65,7 @@ def test_of_two_that_write_one_file_at_once_the_first_is_kept(tmp_path: Path) ->
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.bin"]
 
 
-def test_of_two_that_write_one_directory_at_once_the_first_is_kept(tmp_path: Path) -> None:
+def test_the_first_of_two_that_write_one_directory_at_once_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "tables"
 
     def write_both(force: bool) -> None:

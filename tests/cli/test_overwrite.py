@@ -69,7 +69,7 @@ class Case:
         return set(self.line.split()) & {*MODELS, *OTHER_INPUTS}
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def outputs(self) -> tuple[str, ...]:
         return self.creates or (self.output,)
 
 
@@ -288,15 +288,15 @@ def place(stock: Path, tmp_path: Path) -> Path:
 def refused(place: Path, instr: Instr) -> Callable[..., None]:
     """Checks that a command says why it is refused, and that it changes no file."""
 
-    def check(words: Sequence[str], *said: str) -> None:
+    def check(words: Sequence[str], *messages: str) -> None:
         before = files(place)
-        assert_refused(instr(*words), *said)
+        assert_refused(instr(*words), *messages)
         assert changed(before, files(place)) == set()
 
     return check
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
+def stderr_of(done: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in done.stderr, done.stderr
     return done.stderr
 
@@ -311,10 +311,10 @@ def test_nothing_else_is_written(case: Case, place: Path, instr: Instr) -> None:
     command, *words = case.line.format(case.output).split()
     force = () if command == "build" else ("--force",)  # build has none: a wheel has its digest
     done = instr(command, *force, *words)
-    assert done.returncode == 0, said(done)
+    assert done.returncode == 0, stderr_of(done)
     others = changed(before, files(place))
     assert {
-        name for name in others if not any(Path(name).match(told) for told in case.told)
+        name for name in others if not any(Path(name).match(output) for output in case.outputs)
     } == set()
     assert others, "it wrote its output"
 
@@ -340,7 +340,7 @@ INPUTS = [
 
 @pytest.mark.parametrize(("case", "name"), INPUTS, ids=ids)
 def test_no_input_is_written_over(case: Case, name: str, refused: Callable[..., None]) -> None:
-    """Neither another part of an input, nor a model that an input names."""
+    """Another part of an input, and a model that an input names, count as inputs."""
     command, *words = case.line.format(name).split()
     why = ["name another"] if case.option[1] != "--log" else []
     refused([command, "--force", *words], name, *why)
@@ -421,7 +421,7 @@ def test_the_directory_of_tables_keeps_its_mode_and_the_link_to_it(
     (place / "to data").symlink_to("data")
     before = files(place)
     done = instr(*TO_TABLES, "session.log", "-o", "to data")
-    assert done.returncode == 0, said(done)
+    assert done.returncode == 0, stderr_of(done)
     assert changed(before, files(place)) == set(TABLES)
 
 
@@ -440,7 +440,7 @@ def test_a_command_that_records_nothing_leaves_the_log_of_another(
 ) -> None:
     before = files(place)
     command, *words = line.format("old.log").split()
-    said(instr(command, "--force", *words))
+    stderr_of(instr(command, "--force", *words))
     assert changed(before, files(place)) == set()
 
 
@@ -492,10 +492,10 @@ def test_the_longest_name_is_written_and_a_longer_one_refused(
     command, *words = case.line.format(name).split()
     done = instr(command, *words)
     if length == 255:
-        assert done.returncode == 0, said(done)
+        assert done.returncode == 0, stderr_of(done)
         return
     assert done.returncode in (1, 2)
-    (error,) = said(done).splitlines()
+    (error,) = stderr_of(done).splitlines()
     assert error.startswith("Error: ")
     assert "File name too long" in error
     assert changed(before, files(place)) == set()

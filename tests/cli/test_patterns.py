@@ -48,7 +48,7 @@ def test_such_a_pattern_is_refused(
 
 
 @WRONG
-def test_python_is_told_too(pattern: str, why: str, tmp_path: Path) -> None:
+def test_python_raises_the_same_error(pattern: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=why):
         record(tmp_path / "a.log", stats=pattern)
 

@@ -1,4 +1,4 @@
-"""`instr run` puts layers where its options say, and refuses in one line what is not there."""
+"""`instr run` puts layers where its options say; what does not exist is refused in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN = ("run", "demo", "-p", "a", "-n", "2", "--log", "a.log", "--force")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--gpu-layers 2", "--gpu-layers 2: there is no such device; run `instr build --backend"),
         ("--device Vulkan0", "run `instr build --backend vulkan`"),
@@ -30,8 +30,8 @@ RUN = ("run", "demo", "-p", "a", "-n", "2", "--log", "a.log", "--force")
         ("--override-tensor (=CPU", "unterminated subpattern"),
     ],
 )
-def test_what_is_not_there_is_one_line(instr: Instr, words: str, said: str) -> None:
-    assert_refused(instr(*RUN, *words.split()), said)
+def test_what_is_not_there_is_one_line(instr: Instr, words: str, message: str) -> None:
+    assert_refused(instr(*RUN, *words.split()), message)
 
 
 @pytest.mark.parametrize("name", ["missing.so", "empty.so"])
@@ -75,9 +75,9 @@ def test_layers_go_where_the_options_say(
         return
     assert done.returncode == 0, done.stderr
     (graph, *_) = read_events(tmp_path / "a.log", "graph")
-    on_device = [of for of in graph["splits"] if of["backend"] == "Vulkan0"]
+    on_device = [split for split in graph["splits"] if split["backend"] == "Vulkan0"]
     runs = graph["nodes"]["exec"]
-    assert sum(sum(runs[of["start"] : of["end"]]) for of in on_device) == nodes
+    assert sum(sum(runs[split["start"] : split["end"]]) for split in on_device) == nodes
 
 
 @needs_vulkan
@@ -87,7 +87,7 @@ def test_the_plan_is_what_llama_cpp_allocates(
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A plan has the bytes of a device that the log of a run has."""
+    """A plan gives a device the same bytes as the log of a run."""
     more = {**vulkan_environment(), "GGML_BACKEND_PATH": str(vulkan_module())}
     for name, value in more.items():
         monkeypatch.setitem(environment, name, value)
@@ -95,11 +95,11 @@ def test_the_plan_is_what_llama_cpp_allocates(
     (memory, *_) = read_events(tmp_path / "a.log", "memory")
     planned = reports(started_instr, "memory", "demo", "--gpu-layers", "2")
     (on_device,) = planned["devices"]["rows"]
-    (use,) = [of for of in memory["buffers"] if of.get("device") == "Vulkan0"]
+    (use,) = [buffer for buffer in memory["buffers"] if buffer.get("device") == "Vulkan0"]
     (device,) = memory["devices"]
     parts = [use[kind] for kind in ("model", "context", "compute")]
-    said = list(on_device.values())
-    assert said == ["Vulkan0", *parts, sum(parts), device["free"], device["total"]]
+    cells = list(on_device.values())
+    assert cells == ["Vulkan0", *parts, sum(parts), device["free"], device["total"]]
     again = reports(started_instr, "memory", "a.log")["memory"]["rows"]
     assert {row["buffer"]: row["difference"] for row in again if row["buffer"] == "Vulkan0"} == {
         "Vulkan0": 0
@@ -110,12 +110,12 @@ def reports(instr: Instr, *words: str) -> dict[str, Any]:
     """The tables of a command by id."""
     done = instr(*words, "--json")
     assert done.returncode == 0, done.stderr
-    return {of["id"]: of for of in json.loads(done.stdout)}
+    return {table["id"]: table for table in json.loads(done.stdout)}
 
 
 @needs_vulkan
 @pytest.mark.parametrize(
-    ("lacks", "said"),
+    ("missing", "message"),
     [
         ("loader", "; install Vulkan's loader (Debian, Ubuntu: apt install libvulkan1)"),
         ("driver", "libggml-vulkan.so finds no driver here, or belongs to another ggml"),
@@ -127,20 +127,22 @@ def test_a_backend_without_its_loader_driver_or_device_is_one_line(
     tmp_path: Path,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
-    lacks: str,
-    said: str,
+    missing: str,
+    message: str,
 ) -> None:
     module = vulkan_module()
-    there = vulkan_environment()
-    if lacks == "loader":  # linked with one that is not there
+    variables = vulkan_environment()
+    if missing == "loader":  # linked with one that does not exist
         for path in module.parent.iterdir():
             data = path.read_bytes().replace(b"libvulkan.so.1\0", b"libvulkan.so.9\0")
             (tmp_path / path.name).write_bytes(data)
         module = tmp_path / module.name
-    elif lacks == "driver":
-        there |= dict.fromkeys(("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), str(tmp_path / "none.json"))
+    elif missing == "driver":
+        variables |= dict.fromkeys(
+            ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"), str(tmp_path / "none.json")
+        )
     else:
-        del there["GGML_VK_VISIBLE_DEVICES"]
-    for name, value in {**there, "GGML_BACKEND_PATH": str(module)}.items():
+        del variables["GGML_VK_VISIBLE_DEVICES"]
+    for name, value in {**variables, "GGML_BACKEND_PATH": str(module)}.items():
         monkeypatch.setitem(environment, name, value)
-    assert_refused(started_instr(*RUN, "--device", "Vulkan0"), said)
+    assert_refused(started_instr(*RUN, "--device", "Vulkan0"), message)

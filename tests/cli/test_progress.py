@@ -57,10 +57,10 @@ def test_reading_a_log_tells_how_much_of_the_file_was_read(tmp_path: Path) -> No
     lines = text.splitlines(keepends=True)
     path = tmp_path / "long.log"
     path.write_bytes(lines[0] + lines[-2] * (1_000_000 // len(lines[-2])))
-    told: list[tuple[int, int]] = []
-    for _ in read_events(path, lenient=True, on_progress=lambda *told_now: told.append(told_now)):
+    calls: list[tuple[int, int]] = []
+    for _ in read_events(path, lenient=True, on_progress=lambda *call: calls.append(call)):
         pass
     size = path.stat().st_size
-    assert told == sorted(told)
-    assert {total for _, total in told} == {size}
-    assert told[-1][0] == size
+    assert calls == sorted(calls)
+    assert {total for _, total in calls} == {size}
+    assert calls[-1][0] == size

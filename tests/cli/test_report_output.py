@@ -54,7 +54,7 @@ def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         *((REPORTS[name] + " -o it.docx", "-o it.docx: a report is .txt, .json") for name in REPORTS
           if name != "quantize"),
@@ -66,12 +66,12 @@ def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Pat
     ],
 )  # fmt: skip
 def test_a_suffix_of_something_else_is_refused(
-    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = instr(line)
     assert (done.exit_code, done.stdout, list(tmp_path.iterdir())) == (2, "", [])
-    assert said in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -110,7 +110,7 @@ def test_json_has_raw_numbers_with_units(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log with one of everything that can be one."""
+    """A log with only one of everything that can occur once."""
     log = tmp_path_factory.mktemp("short") / "short.log"
     done = instr("run demo -n 1 --threads 1 --level verbose -p a --log", log)
     assert done.exit_code == 0, done.output
@@ -157,7 +157,7 @@ def test_a_verdict_does_not_depend_on_the_reader(nursery: Nursery, tmp_path: Pat
 
 @pytest.mark.native
 def test_the_names_for_scripts_are_those_of_the_page() -> None:
-    """A title may be worded anew; then its column or table needs its former name as `key`."""
+    """A title may be reworded; then its column or table needs its former name as `key`."""
     page = PAGE.read_text(encoding="utf-8")
     assert listed(page) == page
     assert "``" not in page.partition("## Names")[2], "each table and column has one"

@@ -16,7 +16,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.cli import COMMANDS, main
 from llamacpp_instr.log.schema import SessionStart
-from tests.kit.in_process import instr_here, printed, told
+from tests.kit.in_process import instr_here, json_reports, printed
 from tests.kit.made_log import make_log
 from tests.kit.split_log import split_log
 from tests.kit.steady_log import write
@@ -28,7 +28,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
 @pytest.fixture
 def logs(tmp_path: Path) -> list[str]:
     """Two parts of a session, the second first, and the log of another process. Their CPU has no
-    name, so that any probe is of it."""
+    name, so any probe fits it."""
     rotated = make_log(lambda _low, high: high, n_contexts=2, level="detailed")
     other = make_log(Random(3).randint, n_contexts=1, level="detailed")
     paths = [tmp_path / name for name in ("a.log", "a.part2.log", "b.log")]
@@ -44,13 +44,15 @@ def test_reports_are_headed_by_their_logs(logs: list[str]) -> None:
     name = f"{first} and 1 more part"
     roofline = ["roofline", "--machine", FIXTURES / "probe.json"]
     for command in (["summary"], ["stats"], ["memory"], roofline):
-        all_of_them, alone = told(*command, *logs), told(*command, other)
-        joined = told(*command, first, second)
-        assert [of["title"] for of in all_of_them] == [
-            *(f"{name}: {of['title']}" for of in joined),
-            *(f"{other}: {of['title']}" for of in alone),
+        all_of_them, alone = json_reports(*command, *logs), json_reports(*command, other)
+        joined = json_reports(*command, first, second)
+        assert [report["title"] for report in all_of_them] == [
+            *(f"{name}: {report['title']}" for report in joined),
+            *(f"{other}: {report['title']}" for report in alone),
         ]
-        assert [of["rows"] for of in all_of_them] == [of["rows"] for of in (*joined, *alone)]
+        assert [report["rows"] for report in all_of_them] == [
+            report["rows"] for report in (*joined, *alone)
+        ]
     (head, *rows) = csv.reader(printed("stats", *logs, "--csv").splitlines())
     assert head[:2] == ["log", "op"]
     assert {row[0] for row in rows} == {name, other}
@@ -65,10 +67,10 @@ def test_a_trace_has_the_tracks_of_every_session(logs: list[str], tmp_path: Path
         described = [p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")]
         names = {of.uuid: of.name for of in described}
         assert len(names) == len(described)
-        begun = pb.TrackEvent.TYPE_SLICE_BEGIN
+        begin = pb.TrackEvent.TYPE_SLICE_BEGIN
         events = [p.track_event for p in trace.packet if p.HasField("track_event")]
         assert {event.track_uuid for event in events} <= set(names)
-        return names, sum(event.type == begun for event in events)
+        return names, sum(event.type == begin for event in events)
 
     second, other, first = logs
     names, n_slices = slices(*logs)
@@ -91,14 +93,14 @@ def test_a_trace_of_several_sessions_is_one_for_perfetto(logs: list[str], tmp_pa
 
 
 def test_a_chrome_trace_has_the_processes_of_every_session(logs: list[str], tmp_path: Path) -> None:
-    """Each with what it has alone, at the time that its wall clock says."""
+    """Each has what it has without the others, at the time of its own wall clock."""
     second, other, first = logs
     path = Path(other)
     (wall,) = re.findall(rb'"wall":(\d+)', path.read_bytes())
     path.write_bytes(path.read_bytes().replace(wall, b"%d" % (int(wall) - 7_000_000)))
 
     def records(*chosen: str, ms: int = 0) -> dict[str, Counter[str]]:
-        """What the processes have, by name; times are made later by `ms`."""
+        """What the processes have, by name; all times are `ms` later."""
         out = tmp_path / "out.json"
         printed("to-perfetto", *chosen, "--format", "json", "--force", "-o", out)
         events = json.loads(out.read_bytes())["traceEvents"]
@@ -122,7 +124,7 @@ def test_a_chrome_trace_has_the_processes_of_every_session(logs: list[str], tmp_
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])
-def test_tables_say_of_which_log_each_row_is(form: str, logs: list[str], tmp_path: Path) -> None:
+def test_tables_name_the_log_of_each_row(form: str, logs: list[str], tmp_path: Path) -> None:
     second, other, first = logs
     Path(other).write_bytes(Path(other).read_bytes().rpartition(b'{"event":"session_end"')[0])
 
@@ -148,8 +150,10 @@ def test_parts_are_printed_as_one_log(logs: list[str], tmp_path: Path) -> None:
     second, _, first = logs
     joined = tmp_path / "joined.log"
     printed("cat", second, first, "-o", joined)
-    asked = told("summary", first, second)
-    assert [of["rows"] for of in told("summary", joined)][1:] == [of["rows"] for of in asked][1:]
+    asked = json_reports("summary", first, second)
+    assert [of["rows"] for of in json_reports("summary", joined)][1:] == [
+        of["rows"] for of in asked
+    ][1:]
     assert printed("cat", joined, "--expand") == printed("cat", *logs[::2], "--expand")
 
 
@@ -163,7 +167,7 @@ LENIENT = [
 
 
 @pytest.mark.parametrize("line", LENIENT)
-def test_a_damaged_line_costs_no_more_than_itself(line: str, tmp_path: Path) -> None:
+def test_a_damaged_line_costs_only_that_line(line: str, tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     whole = (FIXTURES / "every-event.log").read_bytes()
     log.write_bytes(whole.replace(b'"event":"note"', b'"event":"not"', 1))
@@ -175,15 +179,15 @@ def test_a_damaged_line_costs_no_more_than_itself(line: str, tmp_path: Path) -> 
     assert not out.exists()
     done = instr_here(*words, "--lenient")
     assert done.returncode == 0, done.stderr
-    said = done.stdout + done.stderr + (out.read_text(errors="replace") if out.is_file() else "")
-    assert "1 damaged line was skipped" in " ".join(said.split())
+    output = done.stdout + done.stderr + (out.read_text(errors="replace") if out.is_file() else "")
+    assert "1 damaged line was skipped" in " ".join(output.split())
 
 
 def test_every_command_that_reads_logs_is_lenient() -> None:
-    """But `check`, which reports what is damaged, and `live`, which leaves it out without being
-    asked. It and `view` serve until Ctrl-C, and `to-onnx` needs strides, which this log lacks;
-    `collect` goes on with the other logs (tests/fleet), `capacity` needs the log of a server
-    (tests/scheduling), and `merge` those of a client and its servers (tests/cli/test_merge.py)."""
+    """Except `check`, which reports what is damaged, and `live`, which skips it without being
+    asked. `live` and `view` serve until Ctrl-C, and `to-onnx` needs strides, which this log does
+    not have; `collect` goes on with the other logs (tests/fleet), `capacity` needs the log of a
+    server (tests/scheduling), and `merge` those of a client and its servers (test_merge.py)."""
     found = set()
     for name in COMMANDS:
         command = main.get_command(click.Context(main), name)

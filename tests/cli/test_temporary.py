@@ -45,7 +45,7 @@ def wait_until_empty(directory: Path, names: str = "*") -> None:
 
 
 def command_lines() -> Iterator[bytes]:
-    """Of all processes."""
+    """The command lines of all processes."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
             yield path.read_bytes()
@@ -92,8 +92,8 @@ def test_a_comparison_that_is_ended_leaves_nothing(
 def test_a_command_that_is_ended_leaves_nothing(
     line: str, how: str, temporary: Path, tmp_path: Path
 ) -> None:
-    """At any time after it has made its directory for temporary files, beside which ONNX Runtime
-    leaves a file of its own."""
+    """Whenever it is ended after it has made its directory for temporary files; ONNX Runtime leaves
+    a file of its own beside that directory."""
     shutil.copyfile(DEMO, tmp_path / "other.gguf")
     with subprocess.Popen(
         [sys.executable, "-m", "llamacpp_instr", *line.split()],
@@ -113,8 +113,8 @@ def test_a_place_for_temporary_files_is_found_without_a_trial_file(temporary: Pa
     """A process that ends while it makes one leaves it behind."""
     program = (
         "import os, sys\nfrom llamacpp_instr.base.system import temporary_directory\n"
-        "def hear(event, told):\n"
-        "    if event == 'open' and os.environ['TMPDIR'] in str(told[0]): print(told[0])\n"
+        "def hear(event, args):\n"
+        "    if event == 'open' and os.environ['TMPDIR'] in str(args[0]): print(args[0])\n"
         "sys.addaudithook(hear)\n"
         "with temporary_directory('a-') as directory: assert str(directory.parent) == sys.argv[1]"
     )
@@ -196,7 +196,7 @@ NO_PLACE = "no directory for temporary files is writable; set TMPDIR"
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("run demo -p x -n 1 --log out/s.log", None),
         ("report demo", None),
@@ -209,7 +209,7 @@ NO_PLACE = "no directory for temporary files is writable; set TMPDIR"
     ],
 )
 def test_a_machine_without_a_place_for_temporary_files(
-    line: str, said: str | None, tmp_path: Path
+    line: str, message: str | None, tmp_path: Path
 ) -> None:
     if line.startswith("view"):
         pytest.importorskip("viztracer")
@@ -221,9 +221,9 @@ def test_a_machine_without_a_place_for_temporary_files(
     command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
     done = in_namespace(READ_ONLY, str(tmp_path), *command)
     assert "Traceback" not in done.stderr, done.stderr
-    if said is None:
+    if message is None:
         assert done.returncode == 0, done.stderr
     else:
         assert done.returncode == 2
         (error,) = done.stderr.splitlines()
-        assert said in error
+        assert message in error

@@ -1,4 +1,4 @@
-"""No text of a model, a log or a file name can control a terminal; a pipe gets all of it."""
+"""No text from a model, a log or a file name can control a terminal; a pipe gets all of it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def on_a_terminal(nursery: Nursery, tmp_path: Path, environment: dict[str, str])
     def run(*command: object, columns: int = 80) -> tuple[int, str]:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-        said = bytearray()
+        received = bytearray()
 
         def listen() -> None:
             try:
                 while piece := os.read(ours, 4096):
-                    said.extend(piece)
+                    received.extend(piece)
             except OSError:  # Linux reports a closed other end like this
                 pass
 
@@ -61,7 +61,7 @@ def on_a_terminal(nursery: Nursery, tmp_path: Path, environment: dict[str, str])
         listener.join()
         os.close(ours)
         # the terminal itself converts newlines
-        return status, said.decode().replace("\r\n", "\n")
+        return status, received.decode().replace("\r\n", "\n")
 
     return run
 

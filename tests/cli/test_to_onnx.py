@@ -14,7 +14,7 @@ import pytest
 from llamacpp_instr.llama.engine import ContextOptions, ModelContext
 from tests.kit import ui_kit
 from tests.kit.debugger_kit import last_logits, opened
-from tests.kit.in_process import instr_here, printed, refusal, told
+from tests.kit.in_process import instr_here, json_reports, printed, refusal
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import Row
@@ -27,7 +27,7 @@ VERBOSE = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 def test_onnx_runtime_writes_the_story_that_llama_cpp_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the program of the documentation."""
+    """With the program that the documentation shows."""
     monkeypatch.chdir(tmp_path)
     printed("to-onnx", "demo", "-o", "decode.onnx")
     page = (ROOT / "docs" / "how-to" / "export-onnx.md").read_text(encoding="utf-8")
@@ -106,9 +106,9 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_input_gets_one_line(case: str, tmp_path: Path) -> None:
-    words, said = WRONG[case]
+    words, message = WRONG[case]
     out = tmp_path / "out.onnx"
-    assert said in refusal("to-onnx", *[out if word == "OUT" else word for word in words])
+    assert message in refusal("to-onnx", *[out if word == "OUT" else word for word in words])
     assert not list(tmp_path.iterdir())
 
 
@@ -125,12 +125,12 @@ def test_a_log_without_strides_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_ops_of_a_model_are_those_of_its_recording() -> None:
-    """Of a decode; the window of the cache is as large in both."""
-    (_, model), (_, log) = told("ops", "demo"), told("ops", VERBOSE)
+    """Those of a decode; the window of the cache has the same size in both."""
+    (_, model), (_, log) = json_reports("ops", "demo"), json_reports("ops", VERBOSE)
     assert model["title"] == log["title"] == "Ops of a decode, 1 token"
 
     def counted(report: Row) -> Counter[tuple[object, ...]]:
-        # the log's cache has 512 cells, that of the dry run as many as the window
+        # the log's cache has 512 cells; that of the dry run has the size of the window
         return Counter(
             (row["op"], row["output"].replace("512", "256"), row["count"], row["weights"])
             for row in report["rows"]

@@ -1,4 +1,4 @@
-"""One spelling for each idea: ranges, and options that were called otherwise before."""
+"""One spelling for each idea: ranges, and options that once had other names."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_wrong_range_is_named(text: str, message: str) -> None:
 
 
 def test_layers_none_is_what_lies_outside_of_layers() -> None:
-    """`cat --layer -1` was the same."""
+    """`cat --layer -1` once chose the same."""
     named = [
         instr("cat", str(LOG), "--expand", "--event", "op", option, value).stdout
         for option, value in (("--layers", "none"), ("--layer", "-1"))
@@ -129,7 +129,7 @@ CHARACTERS = "ab-.*?[]!^\\(|$1/"
 
 @given(st.text(alphabet=CHARACTERS, max_size=8), st.text(alphabet=CHARACTERS, max_size=8))
 def test_a_pattern_is_a_glob(name: str, pattern: str) -> None:
-    """That of Python's fnmatch, but that a range such as [b-a] is an error."""
+    """It matches as in Python's fnmatch, except that a range such as [b-a] is an error."""
     with suppress(UsageError):
         assert name_matches(name, pattern) == fnmatchcase(name, pattern)
         return
@@ -151,7 +151,7 @@ def test_after_re_it_is_a_regular_expression_that_may_match_a_part() -> None:
         ("blk.1.*", r"^blk\.1\..*$"),
         ("l_out-[0-3]", r"^l_out-[0-3]$"),
         ("re:^l_out", "^l_out"),
-        # as before patterns were globs
+        # as they were before patterns were globs
         ("ffn_down", "ffn_down"),
         (r"blk\.[0-2]\.", r"blk\.[0-2]\."),
         ("^(Qcur|l_out)-0$", "^(Qcur|l_out)-0$"),

@@ -79,7 +79,7 @@ def test_heads_tokens_and_cells_are_the_axes(tmp_path: Path) -> None:
     heads, tokens, cells = prompt.weights.shape
     assert (heads, tokens) == (4, 20)
     assert cells >= 20
-    # nobody sees what comes later
+    # no token sees a later one
     assert not np.triu(prompt.weights[0, :, :20], 1).any()
     assert prompt.weights[0, 0, 0] == 1
 

@@ -35,7 +35,7 @@ def index_of(folder: Path) -> dict[str, Any]:
 
 
 def shards_of(folder: Path) -> list[Mapping[str, np.ndarray]]:
-    """Every file that the index names, and no other is there."""
+    """Every file that the index names; the folder has no other."""
     names = [shard["file"] for shard in index_of(folder)["shards"]]
     assert sorted(path.name for path in folder.iterdir()) == ["index.json", *names]
     shards = [load_file(folder / name) for name in names]
@@ -90,7 +90,7 @@ def test_the_values_are_those_that_stats_summarizes(instr: Instr, tmp_path: Path
     assert checked == 4 * 12
 
 
-def test_the_last_layer_is_the_next_ones_computed_from_it(tmp_path: Path) -> None:
+def test_logits_computed_from_the_last_layer_are_the_models(tmp_path: Path) -> None:
     """numpy computes the output norm and the head from what was captured."""
     import gguf
 
@@ -116,11 +116,11 @@ def test_shards_together_are_the_one_shard_of_a_run(tmp_path: Path) -> None:
     (whole,), _ = captured("l_out-*", tmp_path / "one", decodes=5, ubatch=8)
     parts, _ = captured("l_out-*", tmp_path / "many", shard_bytes=1, decodes=5, ubatch=8)
     assert len(parts) == 8  # three ubatches of the prompt, five decodes
-    begins = np.cumsum([0, *(len(part["tokens"]) for part in parts)])
+    starts = np.cumsum([0, *(len(part["tokens"]) for part in parts)])
     for name, values in whole.items():
         pieces = [part[name] for part in parts if name in part]
         if name == "outputs":
-            pieces = [piece + begin for piece, begin in zip(pieces, begins, strict=False)]
+            pieces = [piece + start for piece, start in zip(pieces, starts, strict=False)]
         assert np.array_equal(np.concatenate(pieces), values)
 
 
@@ -229,7 +229,7 @@ def test_the_python_of_the_page_loads_what_the_command_wrote(
 
 
 def test_a_view_is_explained_not_suggested(tmp_path: Path) -> None:
-    """The best experts are a view of all of them, sorted; no op computes it."""
+    """The best experts are a view of all experts, sorted; no op computes that view."""
     words = "no op of the graph matches 'ffn_moe_topk-*'; ffn_moe_topk-0 is only a view of"
     model = random_models() / "llama-moe.gguf"
     with pytest.raises(UsageError, match=f"{re.escape(words)} ffn_moe_argsort-0$"):

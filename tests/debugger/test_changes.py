@@ -48,7 +48,7 @@ def plain() -> Run:
 def changed(
     log: Path, *changes: Callable[[Noting], Follower], model: Path = DEMO, **how: Any
 ) -> Run:
-    """A run with changes, each made from the function that notes it in the log."""
+    """A run with changes; each is made with the function that notes it in the log."""
 
     def followers(debugging: Debugging) -> list[Follower]:
         return [change(debugging.recording.note) for change in changes]

@@ -31,7 +31,7 @@ def test_the_extension_starts_what_the_configuration_names() -> None:
     assert (ADAPTER["runtime"], ADAPTER["args"]) == ("instr", ["debug", "--dap"])
 
 
-def test_neovim_is_told_the_same() -> None:
+def test_neovim_gets_the_same_configuration() -> None:
     (lua,) = re.findall(r"```lua\n(.*?)```", PAGE, re.S)
     (words,) = re.findall(r'command = "(\w+)", args = \{ (.*?) \}', lua)
     assert [words[0], *re.findall(r'"(.*?)"', words[1])] == ["instr", *ADAPTER["args"]]

@@ -47,9 +47,9 @@ def prepared(*named: str, **keys: Any) -> RunOptions:
 def test_a_wrong_configuration_is_one_line(keys: dict[str, Any], why: str, place: Path) -> None:
     with pytest.raises(UsageError) as refused:
         prepared(**keys)
-    said = in_keys(str(refused.value))
-    assert why in said
-    assert "\n" not in said
+    message = in_keys(str(refused.value))
+    assert why in message
+    assert "\n" not in message
     assert list(place.iterdir()) == []
 
 

@@ -51,7 +51,7 @@ def launch_to(client: Client | MicrosoftClient, place: str, **arguments: Any) ->
 
 
 def elements(client: MicrosoftClient, reference: int, **page: int) -> list[dict[str, Any]]:
-    """The numbered variables of one."""
+    """The indexed variables of a variable."""
     found: list[dict[str, Any]] = client.request(
         "variables", variablesReference=reference, filter="indexed", **page
     )["variables"]
@@ -96,12 +96,12 @@ def test_a_session_from_launch_to_disconnect(client: MicrosoftClient, tmp_path: 
 def test_a_breakpoint_that_an_editor_kept_waits_for_its_graph(client: MicrosoftClient) -> None:
     """As an editor sends it: a path, before there is a listing."""
     place = {"path": "dap-src://7/1/graph-1", "line": 30, "verified": False}
-    begun = client.begin(
+    call = client.begin(
         "hitBreakpoint", {"prompt": "Once upon a time", "n": 2}, place,
         {"path": "graph-1", "line": 30}, {"line": 30},
     )  # fmt: skip
     assert client.wait_for("breakpoint")["breakpoint"]["verified"]
-    client.end(begun)
+    client.end(call)
 
 
 def test_conditions_and_hits_decide_where_it_stops(client: MicrosoftClient) -> None:
@@ -177,13 +177,13 @@ def test_a_changed_logit_decides_the_next_token(client: MicrosoftClient, tmp_pat
     assert figures(client)["max"] == "1e+06"
     go(client)
     assert load_session(tmp_path / "debug.log").tokens["id"].tolist() == [300]
-    said = "".join(body["output"] for name, body in client.events if name == "output")
-    assert "running again without the changes, for comparison" in said
-    assert "KL divergence, nats" in said
+    printed = "".join(body["output"] for name, body in client.events if name == "output")
+    assert "running again without the changes, for comparison" in printed
+    assert "KL divergence, nats" in printed
 
 
 def test_a_source_of_the_same_name_is_another_tensor(client: MicrosoftClient) -> None:
-    """RoPE reads `Qcur-0` and its result is called so, too."""
+    """RoPE reads a tensor `Kcur-1`, and its result has the same name."""
     launch_to(client, "Kcur-1 op=ROPE")
     before = figures(client)
     sources = scope(client, "Sources")["variablesReference"]
@@ -300,8 +300,8 @@ def test_only_an_error_of_a_request_of_the_user_pops_up(tmp_path: Path) -> None:
     with dap_kit.piped(tmp_path) as (client, _):
 
         def answer(command: str, **arguments: object) -> tuple[str, bool]:
-            told = client.take(client.ask(command, arguments))
-            return told["message"], told["body"]["error"]["showUser"]
+            reply = client.take(client.ask(command, arguments))
+            return reply["message"], reply["body"]["error"]["showUser"]
 
         client.request("initialize", adapterID="llamacpp-instr")
         assert answer("launch", prompt="a", ctx=0)[1]
@@ -315,13 +315,13 @@ def test_only_an_error_of_a_request_of_the_user_pops_up(tmp_path: Path) -> None:
 
 
 def test_a_running_model_can_be_paused(client: MicrosoftClient) -> None:
-    begun = client.begin("waitForEvent", "stopped")
+    call = client.begin("waitForEvent", "stopped")
     client.request("initialize", adapterID="llamacpp-instr")
     client.request("launch", prompt="Once upon a time", n=100_000, ctx=16384)
     client.request("configurationDone")
     client.wait_for("output")
     client.request("pause", threadId=1)
-    assert client.end(begun)["reason"] == "pause"
+    assert client.end(call)["reason"] == "pause"
     assert stop_at(client)[1] <= 2
     with pytest.raises(Refused, match="no tensor 'nothing'"):
         client.request("evaluate", expression="nothing")

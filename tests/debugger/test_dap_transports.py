@@ -30,7 +30,7 @@ def test_the_text_is_output_and_nothing_else_leaves_the_program(
     assert text
     with piped(tmp_path) as (client, process):
         launch(client, n=8)  # the client fails on any other byte
-        said = [
+        printed = [
             body["output"]
             for name, body in client.events
             if name == "output"
@@ -38,7 +38,7 @@ def test_the_text_is_output_and_nothing_else_leaves_the_program(
         ]
         client.request("disconnect")
         assert process.wait(dap_kit.WAIT) == 0
-    assert "".join(said) == text
+    assert "".join(printed) == text
 
 
 @pytest.mark.parametrize("how", ["end of input", "SIGTERM"])
@@ -99,7 +99,7 @@ def test_a_run_without_debugging_never_stops(tmp_path: Path) -> None:
         assert [name for name, _ in client.events if name == "stopped"] == []
 
 
-def test_terminating_ends_the_run_and_tells(tmp_path: Path) -> None:
+def test_terminating_ends_the_run_and_reports_it(tmp_path: Path) -> None:
     with piped(tmp_path) as (client, process):
         launch(client, stopOnEntry=True, n=100_000, ctx=16384)
         client.request("terminate")

@@ -19,17 +19,17 @@ print(model("Once upon a time", max_tokens=4, temperature=0)["choices"][0]["text
 
 
 def debug(instr: Instr, commands: str, *options: object) -> str:
-    """The lines of the debugger; the run must end well."""
+    """What the debugger prints; the run must succeed."""
     done = instr("debug", "demo", "-p", "Once upon a time", "-n", 4, *options, input=commands)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
 def test_it_stops_at_the_first_op_if_no_breakpoint_is_given(instr: Instr) -> None:
-    said = debug(instr, "continue\n")
-    assert "embd = GET_ROWS(token_embd.weight, inp_tokens)" in said
-    assert "embedding lookup" in said
-    assert said.endswith("log: debug.log\n")
+    printed = debug(instr, "continue\n")
+    assert "embd = GET_ROWS(token_embd.weight, inp_tokens)" in printed
+    assert "embedding lookup" in printed
+    assert printed.endswith("log: debug.log\n")
 
 
 def test_the_text_is_that_of_run(instr: Instr) -> None:
@@ -39,9 +39,9 @@ def test_the_text_is_that_of_run(instr: Instr) -> None:
 
 
 def test_breakpoints_stop_where_their_condition_holds(instr: Instr) -> None:
-    said = debug(instr, "c\nc\nquit\n", "-b", "ffn_out-* if absmax > 20")
-    assert said.count("breakpoint 1: ffn_out-* if absmax > 20") == 3
-    assert "ffn_out-1 = MUL_MAT" in said
+    printed = debug(instr, "c\nc\nquit\n", "-b", "ffn_out-* if absmax > 20")
+    assert printed.count("breakpoint 1: ffn_out-* if absmax > 20") == 3
+    assert "ffn_out-1 = MUL_MAT" in printed
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def test_a_breakpoint_that_stops_nothing_is_named_at_the_end(
     ]
 
 
-def test_why_a_run_that_is_ended_is_not_compared(instr: Instr) -> None:
-    said = debug(instr, "scale 1e38\ncontinue\n", "-b", "ffn_out-1")
-    assert "ffn_out-1: scale by 1e+38" in said
-    assert "Warning" not in said
-    assert said.splitlines()[-1].startswith("no comparison with the run without the changes: ")
-    assert "KL divergence" not in said
+def test_a_run_that_is_ended_says_why_it_is_not_compared(instr: Instr) -> None:
+    printed = debug(instr, "scale 1e38\ncontinue\n", "-b", "ffn_out-1")
+    assert "ffn_out-1: scale by 1e+38" in printed
+    assert "Warning" not in printed
+    assert printed.splitlines()[-1].startswith("no comparison with the run without the changes: ")
+    assert "KL divergence" not in printed
 
 
 def test_a_session_of_commands(instr: Instr) -> None:
@@ -82,17 +82,17 @@ nonsense
 st
 quit
 """
-    said = debug(instr, commands)
-    assert "l_out-0 = ADD(ffn_out-0, ffn_inp-0)  F32 5×256" in said
-    assert "absmax 10.1407" in said
-    assert "blk.0.attn_norm.weight  256" in said
-    assert "cache_k_l0" in said
-    assert "->   " in said
-    assert "breakpoint 1: l_out-2" in said
-    assert "1: l_out-2  (0 hits)" in said
-    assert "breakpoint 2: result_output" in said
-    assert "'nonsense' is not a command; `help` lists them" in said
-    assert said.count("op 130 of 130") == 2
+    printed = debug(instr, commands)
+    assert "l_out-0 = ADD(ffn_out-0, ffn_inp-0)  F32 5×256" in printed
+    assert "absmax 10.1407" in printed
+    assert "blk.0.attn_norm.weight  256" in printed
+    assert "cache_k_l0" in printed
+    assert "->   " in printed
+    assert "breakpoint 1: l_out-2" in printed
+    assert "1: l_out-2  (0 hits)" in printed
+    assert "breakpoint 2: result_output" in printed
+    assert "'nonsense' is not a command; `help` lists them" in printed
+    assert printed.count("op 130 of 130") == 2
 
 
 def test_the_end_of_the_commands_ends_the_run_with_a_whole_log(
@@ -121,7 +121,7 @@ def test_quitting_ends_a_program_too(instr: Instr, tmp_path: Path, demo_model: P
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["demo"], "give a model and --prompt TEXT, or a program after --"),
         (["demo", "-p", "a", "--", "app.py"], "not both"),
@@ -143,9 +143,9 @@ def test_quitting_ends_a_program_too(instr: Instr, tmp_path: Path, demo_model: P
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_no_log(
-    instr: Instr, tmp_path: Path, words: list[str], said: str
+    instr: Instr, tmp_path: Path, words: list[str], message: str
 ) -> None:
-    assert_refused(instr("debug", *words, input="c\n"), said)
+    assert_refused(instr("debug", *words, input="c\n"), message)
     assert list(tmp_path.glob("*.log")) == []
 
 
@@ -160,37 +160,37 @@ def test_a_breakpoint_that_no_op_matches_is_one_line_and_leaves_no_log(
 
 
 def test_the_lens_after_the_last_layer_is_what_the_model_says(instr: Instr) -> None:
-    said = debug(instr, "step decode\nlens\nnext\nquit\n").splitlines()
-    last = next(line for line in said if line.startswith("layer   3: "))
-    best = next(line for line in said if line.lstrip().startswith("100.00%"))
+    lines = debug(instr, "step decode\nlens\nnext\nquit\n").splitlines()
+    last = next(line for line in lines if line.startswith("layer   3: "))
+    best = next(line for line in lines if line.lstrip().startswith("100.00%"))
     assert "','" in last
     assert "','" in best
-    assert [line.split(":")[0].split()[-1] for line in said if line.startswith("layer  ")] == [
+    assert [line.split(":")[0].split()[-1] for line in lines if line.startswith("layer  ")] == [
         "0", "1", "2", "3",
     ]  # fmt: skip
 
 
 def test_attention_is_shown_where_it_is_computed_and_named_where_it_is_gone(instr: Instr) -> None:
-    said = debug(
+    printed = debug(
         instr, "until op=FLASH_ATTN_EXT layer=2\nattention\nattention head=1\nattention 3\nquit\n"
     )
-    assert "layer 2, cells 0 to 4, computed from queries and keys" in said
-    assert said.count("head   ") == 4
-    assert said.count("token   ") == 5
-    assert "has not been computed yet" in said
+    assert "layer 2, cells 0 to 4, computed from queries and keys" in printed
+    assert printed.count("head   ") == 4
+    assert printed.count("token   ") == 5
+    assert "has not been computed yet" in printed
 
 
-def differences(said: str) -> list[list[str]]:
+def differences(printed: str) -> list[list[str]]:
     """The last columns of the comparison with the run without changes: by how much the logits
     differ, and the divergence."""
-    return [line.split()[-2:] for line in said.split("KL divergence, nats\n")[1].splitlines()]
+    return [line.split()[-2:] for line in printed.split("KL divergence, nats\n")[1].splitlines()]
 
 
 def test_a_change_is_compared_with_the_same_run_without_it(instr: Instr) -> None:
-    said = debug(instr, "ablate layer=3\nscale 1\ncontinue\n")
-    assert "layer=3 is left out from this compute on" in said
-    assert "embd: scale by 1" in said
-    assert len(differences(said)) == 4
+    printed = debug(instr, "ablate layer=3\nscale 1\ncontinue\n")
+    assert "layer=3 is left out from this compute on" in printed
+    assert "embd: scale by 1" in printed
+    assert len(differences(printed)) == 4
     notes = instr("cat", "--event", "note", "debug.log").stdout.splitlines()
     assert len(notes) == 1 + 4
 
@@ -200,18 +200,18 @@ def test_a_change_that_changes_nothing_diverges_by_nothing(instr: Instr) -> None
 
 
 def test_a_change_of_the_logits_themselves_is_compared(instr: Instr) -> None:
-    said = debug(instr, "until result_output\nprint\nscale 2\ncontinue\n")
-    by, divergence = differences(said)[0]
+    printed = debug(instr, "until result_output\nprint\nscale 2\ncontinue\n")
+    by, divergence = differences(printed)[0]
     assert float(divergence) > 0
-    absmax = re.search(r"absmax (\S+)", said)
+    absmax = re.search(r"absmax (\S+)", printed)
     assert absmax
-    # twice the logits differ from them by the logits
+    # doubling adds the logits themselves
     assert float(by) == pytest.approx(float(absmax[1]), rel=5e-3)
-    assert differences(said)[1:] == [["0", "0"]] * 3
+    assert differences(printed)[1:] == [["0", "0"]] * 3
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("print nonsense", "no tensor 'nonsense'"),
         ("print [7]", "7 is outside a dimension of 5"),
@@ -231,9 +231,9 @@ def test_a_change_of_the_logits_themselves_is_compared(instr: Instr) -> None:
         ("print 'a", "No closing quotation"),
     ],
 )
-def test_a_wrong_command_is_told_in_one_line_and_the_stop_goes_on(
-    instr: Instr, command: str, said: str
+def test_a_wrong_command_gets_one_line_and_the_stop_goes_on(
+    instr: Instr, command: str, message: str
 ) -> None:
     lines = debug(instr, f"{command}\nquit\n").splitlines()
     assert len(lines) == 7  # a blank line, four of the stop, this one, the log's
-    assert said in lines[5]
+    assert message in lines[5]

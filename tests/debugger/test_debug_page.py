@@ -35,7 +35,7 @@ def page() -> Iterator[Browser]:
 
 
 def stopped(page: Browser, act: Callable[[], object], before: str | None = None) -> str:
-    """Where the model is after the stop that an act leads to, when everything is drawn."""
+    """Where the model is at the stop that an action leads to, once everything is drawn."""
     before = before or page.read("document.body.dataset.visit ?? ''")
     act()
     page.wait(
@@ -52,7 +52,7 @@ def opened(page: Browser, run: Debugged) -> str:
 
 @contextmanager
 def at_a_stop(page: Browser, folder: Path, *words: object) -> Iterator[str]:
-    """Where the model is when the page is opened; at the end the run is quit, which ends it."""
+    """Where the model is when the page is opened; at the end, the run is quit."""
     with debugged(folder, *words) as run:
         yield opened(page, run)
         page.click("#quit")
@@ -277,7 +277,7 @@ for _ in range(2):
     try:
         print(model("Once upon a time", max_tokens=4, temperature=0)["choices"][0]["text"])
     except RuntimeError:
-        print("ended")  # as a server, which goes on
+        print("ended")  # like a server, which goes on
 if "stay" in sys.argv:
     import time
     time.sleep(1000)

@@ -75,20 +75,20 @@ def test_nobody_else_gets_in_and_nonsense_ends_only_its_connection(tmp_path: Pat
         run.ended()
 
 
-def test_an_answer_goes_to_who_asked_and_an_event_to_every_page(tmp_path: Path) -> None:
+def test_an_answer_goes_to_the_page_that_asked_and_an_event_to_every_page(tmp_path: Path) -> None:
     with debugged(tmp_path, "demo", "-p", PROMPT) as run:
         address = run.address.replace("http:", "ws:") + "dap"
         with connect(address) as one, connect(address) as other:
             assert one.recv() == other.recv()
             step = {"command": "stepIn", "arguments": {"threadId": 1}}
             one.send(json.dumps({"seq": 7, "type": "request", **step}))
-            told, heard = ([json.loads(page.recv()) for _ in range(2)] for page in (one, other))
-            assert [of.get("request_seq") for of in told] == [7, None]
-            assert [of.get("event") for of in heard] == ["continued", "stopped"]
-            assert told[1] == heard[1]
+            mine, theirs = ([json.loads(page.recv()) for _ in range(2)] for page in (one, other))
+            assert [message.get("request_seq") for message in mine] == [7, None]
+            assert [message.get("event") for message in theirs] == ["continued", "stopped"]
+            assert mine[1] == theirs[1]
             with connect(address) as later:
                 state = json.loads(later.recv())["body"]
-            assert state["stopped"] == told[1]["body"]
+            assert state["stopped"] == mine[1]["body"]
         run.process.send_signal(signal.SIGINT)
         run.ended()
 

@@ -80,7 +80,7 @@ def top(logits: np.ndarray) -> list[int]:
 def test_it_multiplies_weights_of_every_kind_as_the_model_does(
     file_type: str, tmp_path: Path
 ) -> None:
-    """Those that ggml has repacked for this CPU too."""
+    """Including those that ggml has repacked for this CPU."""
     model = DEMO if file_type == "F16" else quantized_demo(file_type)
     shown, logits = look(model, tmp_path / "log", "result_output")
     for guesses, truth in zip(shown, logits, strict=True):
@@ -129,7 +129,7 @@ def test_it_shows_any_token_of_a_prompt_without_its_logits(tmp_path: Path) -> No
     assert relative_error(early[0][2].logits, all_of_them[0][2].logits) < 1e-5
 
 
-def test_an_ubatch_that_wants_no_logits_can_be_looked_at(tmp_path: Path) -> None:
+def test_a_ubatch_that_wants_no_logits_can_be_looked_at(tmp_path: Path) -> None:
     shown, _ = look(DEMO, tmp_path / "log", "attn_out-3", decodes=0, ubatch=8)
     assert [[guess.layer for guess in guesses] for guesses in shown] == [[0, 1, 2]] * 3
     whole, _ = look(DEMO, tmp_path / "log", "attn_out-3", token=7, decodes=0)

@@ -42,7 +42,7 @@ def test_a_condition_compares_figures_of_the_finite_values(text: str, holds: boo
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("absmx > 1", "'absmx > 1' is not a comparison"),
         ("absmax", "compare absmax with a number"),
@@ -51,10 +51,10 @@ def test_a_condition_compares_figures_of_the_finite_values(text: str, holds: boo
         ("mean < 0 and", "is not a comparison"),
     ],
 )
-def test_anything_else_is_refused_in_one_line(text: str, said: str) -> None:
+def test_anything_else_is_refused_in_one_line(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=r"condition ") as refused:
         Condition.parse(text)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -106,7 +106,7 @@ def test_steps_and_tokens_restrict_it_to_some_computes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "needs a pattern"),
         ("block=brain", "block is one of embedding, attention"),
@@ -115,7 +115,7 @@ def test_steps_and_tokens_restrict_it_to_some_computes() -> None:
         ("'a", "No closing quotation"),
     ],
 )
-def test_a_wrong_word_is_one_line(text: str, said: str) -> None:
+def test_a_wrong_word_is_one_line(text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         Breakpoint.parse(text)
-    assert said in str(refused.value)
+    assert message in str(refused.value)

@@ -108,8 +108,8 @@ def test_values_are_those_that_the_recorder_reads(llama: Any, tmp_path: Path) ->
 
 
 def test_what_is_at_hand_still_has_the_value_it_was_given(llama: Any, debugging: Debugging) -> None:
-    """Each op's result, copied when it was computed, equals what `values` gives later, or is said
-    to be gone."""
+    """Each op's result, copied when it was computed, equals what `values` gives later, unless an
+    error says that it is gone."""
     first: dict[str, Any] = {}
     compared = gone = 0
     for stop in stops_at("* step=1", llama, debugging):
@@ -198,22 +198,22 @@ def test_nothing_can_be_read_once_the_compute_has_gone_on(llama: Any, debugging:
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "said"),
+    ("place", "name", "message"),
     [
         ("l_out-1", "l_out-3", "has not been computed yet"),
         ("l_out-1", "attn_norm-0", "a later op uses its memory"),
         ("l_out-1", "l_uot-1", "no tensor 'l_uot-1'; the nearest are l_out-"),
-        # of two tensors with that name, the latest is meant; the first has been computed here
+        # the name means the later of two tensors; the first one has been computed here
         ("attn_norm-0", "norm-0", "norm-0 is gone: a later op uses its memory"),
     ],
 )
-def test_a_tensor_that_cannot_be_read_is_told_why(
-    llama: Any, debugging: Debugging, place: str, name: str, said: str
+def test_the_error_says_why_a_tensor_cannot_be_read(
+    llama: Any, debugging: Debugging, place: str, name: str, message: str
 ) -> None:
     for stop in stops_at(f"{place} step=0", llama, debugging):
         with pytest.raises(UsageError) as refused:
             stop.values(name)
-        assert said in str(refused.value)
+        assert message in str(refused.value)
 
 
 def test_weights_and_caches_are_at_hand_as_the_file_has_them(

@@ -1,8 +1,8 @@
-"""What a stop shows is what llama.cpp's own eval callback reads there, bit by bit.
+"""What a stop shows is what llama.cpp's own eval callback reads there, bit for bit.
 
-The truth is a program of the unpatched library that writes what llama.cpp's example `eval-callback`
-reads; for the demo model also the text that the example itself prints. Stops and followers that
-change nothing change no logit.
+The truth comes from a program with the unpatched library that writes what llama.cpp's example
+`eval-callback` reads; for the demo model, also from the text that the example itself prints. Stops
+and followers that change nothing change no logit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def truth(program: Path, model: Path, to: Path) -> Dump:
 
 
 def stops(model: Path, log: Path, prompt: str = "") -> Dump:
-    """The values at every stop, by default of the prompt of the truth."""
+    """The values at every stop; by default, for the same prompt as `truth`."""
     found: Dump = []
 
     def keep(stop: Stop) -> None:
@@ -158,7 +158,7 @@ def test_values_are_those_of_the_eval_callback_for_every_type(
      "bloom-dense"],
 )  # fmt: skip
 def test_stops_after_every_op_change_no_logit(name: str, threads: int, tmp_path: Path) -> None:
-    """Also where a norm and the product that follows it are one kernel without stops."""
+    """Even where a norm and the product that follows it are one kernel without stops."""
     path = {"demo": DEMO, "Q4_K_M": quantized_demo("Q4_K_M")}.get(name)
     seen = 0
 

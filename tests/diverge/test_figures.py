@@ -73,7 +73,7 @@ def all_values(model: Path, log: Path) -> dict[Key, np.ndarray]:
 
 @pytest.mark.native
 def test_errors_equal_those_of_numpy_on_the_values_of_both(tmp_path: Path) -> None:
-    """In one pass over all tokens; the command computes one token, then the others."""
+    """numpy gets one pass over all tokens; the command computes one token, then the others."""
     b = quantized_demo("Q8_0")
     found = {e.key: e for e in compared(b).errors}
     ours, theirs = (all_values(m, tmp_path / f"{m.stem}.log") for m in (DEMO, b))
@@ -197,7 +197,7 @@ def test_groups_that_matter_are_divided() -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize(
-    ("pair", "told"),
+    ("pair", "message"),
     [
         ("demo llama.gguf", "have different hyper-parameters: llama."),
         ("llama.gguf gpt2.gguf", "have different architectures: llama and gpt2"),
@@ -215,7 +215,7 @@ def test_groups_that_matter_are_divided() -> None:
     ],
 )
 def test_a_wrong_input_is_one_line(
-    pair: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_llama(Path("llama.gguf"))
@@ -227,7 +227,7 @@ def test_a_wrong_input_is_one_line(
     Path("empty.txt").write_text("")
     done = instr(*pair.split(), "-o", "out.json")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.output
-    assert told in done.stderr
+    assert message in done.stderr
     assert not Path("out.json").exists()
 
 
@@ -244,6 +244,6 @@ def test_json_has_every_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.native
-def test_too_little_memory_for_one_token_is_told() -> None:
+def test_too_little_memory_for_one_token_is_refused() -> None:
     with pytest.raises(UsageError, match=r"the values of 1 token take 1 MiB; give --memory 1 or"):
         compared(quantized_demo("Q8_0"), memory=1000)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.native
 
 MODELS = ("llama-dense", "llama-moe", "gemma3-dense", "qwen2moe-moe", "gpt2-dense", "mamba-dense")
 PLACES = 5
-"""damaged weights of each model"""
+"""damaged weights per model"""
 
 
 def compared(a: ModelFile, b: ModelFile, **options: int) -> Divergences:
@@ -28,7 +28,7 @@ def compared(a: ModelFile, b: ModelFile, **options: int) -> Divergences:
 
 
 def damaged(model: ModelFile, to: Path, *names: str) -> ModelFile:
-    """A copy in which the values of these weights are another half larger, and none is zero."""
+    """A copy in which the values of these weights are half as large again, and none is zero."""
     shutil.copyfile(model.path, to)
     for weight in (model.by_name[name] for name in names):
         dtype = {"F32": np.float32, "F16": np.float16}[weight.type.name]
@@ -39,8 +39,8 @@ def damaged(model: ModelFile, to: Path, *names: str) -> ModelFile:
 
 
 def places(model: ModelFile) -> list[str]:
-    """Weights of different roles, of those that an op reads: a file may have scales for types that
-    it does not use."""
+    """Weights of different roles among those that an op reads: a file may have scales for types
+    that it does not use."""
     read = {name for error in compared(model, model).errors for name in error.weights}
     rng = random.Random(model.path.name)
     names = sorted(read)

@@ -194,7 +194,7 @@ def test_it_writes_a_file_and_overwrites_none_unless_told_to(log, tmp_path):
         run(log, "-o", tmp_path / "none" / "out")
 
 
-def test_an_unclosed_log_is_printed_and_said_to_be(log):
+def test_an_unclosed_log_is_printed_and_reported_as_unclosed(log):
     log.write_bytes(encode(EVENTS)[:-20])
     result = CliRunner().invoke(cat, [str(log)])
     assert result.stdout_bytes == encode(EVENTS[:-1])
@@ -214,6 +214,6 @@ def test_a_reader_that_has_enough_is_no_error(log):
         assert process.stderr
         process.stdout.readline()
         process.stdout.close()
-        said = process.stderr.read()
-    assert said == b""
+        stderr = process.stderr.read()
+    assert stderr == b""
     assert process.returncode == 0

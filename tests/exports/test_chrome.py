@@ -52,7 +52,7 @@ def convert(path: Path, data: bytes, **options: Any) -> list[Record]:
 
 
 def nested(events: list[Record]) -> int:
-    """How deep slices lie in each other; an overlap is a failure."""
+    """How deeply slices nest; an overlap is a failure."""
     tracks = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
@@ -231,7 +231,7 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.native
 @needs_node
-def test_trace_processor_reads_what_stands_in_the_log(log: Path, tmp_path: Path) -> None:
+def test_trace_processor_reads_what_is_in_the_log(log: Path, tmp_path: Path) -> None:
     trace = tmp_path / "session.json"
     with trace.open("wb") as file:
         write_chrome(read_log(log), file)
@@ -308,8 +308,8 @@ def test_selections_choose_steps_layers_and_ops(made: Path) -> None:
         slices(layers=(900, 901))
 
 
-def test_marks_told_late_have_a_lane_of_their_own() -> None:
-    # the second thread's mark overlaps the first one's and is told when that has ended
+def test_marks_reported_late_have_a_lane_of_their_own() -> None:
+    # the second thread's mark overlaps the first one's and is reported after that one has ended
     lanes = Lanes()
     assert lanes.begin(0, 200) == 0
     assert lanes.end(0, 300) == (0, 200)
@@ -319,7 +319,7 @@ def test_marks_told_late_have_a_lane_of_their_own() -> None:
     assert lanes.end(2, 400) == (0, 300)
 
 
-def test_marks_that_are_all_told_late_still_have_lanes_of_their_own() -> None:
+def test_marks_that_are_all_reported_late_still_have_lanes_of_their_own() -> None:
     lanes = Lanes()
     for mark in range(100):
         assert lanes.begin(mark, mark) == mark
@@ -330,7 +330,7 @@ def test_marks_that_are_all_told_late_still_have_lanes_of_their_own() -> None:
 
 
 def test_a_model_that_was_loaded_before_the_session_opened_is_drawn_from_there(tmp_path) -> None:
-    # as instr exec records it: the library opens the session by itself, inside the loading
+    # as instr exec records it: the library opens the session on its own, during loading
     events = make_log(Random(3).randint, n_contexts=1, level="minimal")
     start, model = events[0], next(event for event in events if isinstance(event, s.Model))
     model.t, model.dur = start.t - 300, 1000

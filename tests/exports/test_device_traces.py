@@ -33,7 +33,7 @@ def lines(log: Path) -> list[dict[str, Any]]:
 
 
 def device_spans(log: Path) -> Counter[tuple[int, int]]:
-    """Begin and duration of each kernel of a device, from the lines alone."""
+    """Start and duration of each kernel of a device, from the lines alone."""
     found: Counter[tuple[int, int]] = Counter()
     for e in lines(log):
         if e["event"] == "ops" and e.get("device"):
@@ -123,7 +123,7 @@ def test_chrome_has_them_too(overlapping: Path) -> None:
 
 
 def test_torch_has_them_on_a_device_of_their_own(overlapping: Path, tmp_path: Path) -> None:
-    """Launched where their split was submitted, in streams whose kernels do not overlap."""
+    """They launch where their split was submitted, in streams whose kernels do not overlap."""
     for i, log in enumerate(logs(overlapping)):
         folder = tmp_path / str(i)
         folder.mkdir()

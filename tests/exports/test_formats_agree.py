@@ -37,7 +37,7 @@ LANES = "select s.name from slice s where s.category = 'request' and s.depth <> 
 
 
 def drawn(trace: Path, start: int) -> Counter[Any]:
-    """The slices of DRAWN, and of ops the wait in them; times of the log's clock less `start`."""
+    """The slices of DRAWN, and the wait in each op; times count from `start` on the log's clock."""
     rows, nested, problems = ask(trace, SLICES, LANES, PROBLEMS)
     assert problems == []
     assert nested == [], "requests that overlap have lanes"
@@ -59,7 +59,7 @@ def drawn(trace: Path, start: int) -> Counter[Any]:
 
 
 def agree(log: Path, folder: Path) -> Counter[str]:
-    """Compares both traces of a log; how many slices of each kind they have."""
+    """Compares both traces of a log; returns how many slices of each kind they have."""
     events = [event for _, event in read_events(log)]
     start = events[0].t
     traces = folder / "a.json", folder / "a.pftrace"

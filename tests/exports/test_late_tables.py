@@ -1,5 +1,5 @@
-"""The tables of requests, of the machine, and the disturbed steps: against the log's lines and
-`instr requests`. That parts give the same is in `test_tables`."""
+"""The tables of requests, of the machine and of disturbed steps, against the log's lines and
+`instr requests`. `test_tables` checks that parts give the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log import schema as s
-from tests.kit.in_process import told
+from tests.kit.in_process import json_reports
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import logs, unclosed_logs
 
@@ -59,7 +59,7 @@ def test_a_mark_gives_a_request_its_name_and_arrival(tmp_path):
 
 def check_requests(path: Path, table: pd.DataFrame) -> None:
     """Every request has the numbers that the command prints."""
-    latency, *slowest = told("requests", path, "--top", 1_000_000)
+    latency, *slowest = json_reports("requests", path, "--top", 1_000_000)
     shown = {row["Request"]: row for row in (slowest[-1]["rows"] if slowest else [])}
     assert table.request.tolist() == sorted(shown)
     assert table.output.sum() == latency["figures"].get("output tokens", {"value": 0})["value"]

@@ -1,5 +1,5 @@
-"""Sessions over several machines in traces: a process for each machine, its commands and kernels
-there, and arrows over the wire and back."""
+"""Sessions over several machines in traces: a process for each machine with its commands and
+kernels, and arrows over the wire and back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log(made: Made, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def slices(rows: list[dict[str, int]], begin: str, *ends: str) -> Counter[tuple[Any, ...]]:
-    """Name, begin and duration of each command."""
+    """Name, start and duration of each command."""
     return Counter(
         (RPC_COMMANDS[row["command"]], row[begin], max(row.get(e, -1) for e in ends) - row[begin])
         for row in rows
@@ -75,8 +75,8 @@ def test_perfetto_has_a_process_for_each_machine(made: Made, log: Path, tmp_path
     for wire, host in zip(made.wires, HOSTS, strict=True):
         mine = slices(wire.rows, "sent", "written", "answered")
         assert Counter(tuple(of[1:]) for of in commands if of[0].endswith(host)) == mine
-        there = slices(wire.rows, "started", "done") if merged else Counter()
-        assert Counter(tuple(of[1:]) for of in served if of[0] == f"machine {host}") == there
+        executed = slices(wire.rows, "started", "done") if merged else Counter()
+        assert Counter(tuple(of[1:]) for of in served if of[0] == f"machine {host}") == executed
     runs = [[f"machine {host}", 12, f"RPC0[{host}]"] for host in HOSTS]
     assert kernels == (runs if merged else [])
     n = sum(1 + ("answered" in row) for row in made.rows)
@@ -108,8 +108,8 @@ def test_chrome_has_them_too(made: Made, log: Path) -> None:
     for wire, host in zip(made.wires, HOSTS, strict=True):
         mine = slices(wire.rows, "sent", "written", "answered")
         assert of("session", f"commands to {host}") == mine
-        there = slices(wire.rows, "started", "done") if merged else Counter()
-        assert of(f"machine {host}", "commands") == there
+        executed = slices(wire.rows, "started", "done") if merged else Counter()
+        assert of(f"machine {host}", "commands") == executed
     flows = {
         kind: {e["id"]: e["ts"] for e in events if e["ph"] == kind and e["name"] != "run"}
         for kind in "sf"

@@ -221,19 +221,19 @@ def test_weights_lie_beside_the_model(tmp_path: Path) -> None:
     )
     exported = export_graph(graph)
     assert weight_bytes(exported, graph) == 2 * 30 + 4 * 224
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     with (tmp_path / "model.onnx.data").open("wb") as data:
         model = with_external_weights(
             exported, graph, Given({"half": half, "full": full}), "model.onnx.data", data,
-            lambda done, total: told.append((done, total)),
+            lambda done, total: calls.append((done, total)),
         )  # fmt: skip
     size = (tmp_path / "model.onnx.data").stat().st_size
     places = [{of.key: of.value for of in t.external_data} for t in model.graph.initializer
               if t.external_data]  # fmt: skip
     assert [(int(of["offset"]), int(of["length"])) for of in places] == [(0, 60), (ALIGNMENT, 896)]
     assert size == ALIGNMENT + 896
-    assert told[-1] == (956, 956)
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    assert calls[-1] == (956, 956)
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
     onnx.save(model, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     x, y = some(1, 1, 1, 6), some(1, 1, 1, 32)

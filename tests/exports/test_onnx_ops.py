@@ -68,7 +68,7 @@ def computed(
     op: str, *sources: Array, shape: Sequence[int], params: Sequence[int] = (),
     dtype: str = "float32", weights: Sequence[int] = (), src: Sequence[int] | None = None,
 ) -> Array:  # fmt: skip
-    """What ONNX Runtime computes of one node."""
+    """What ONNX Runtime computes for one node."""
     graph = graph_of(op, sources, shape, params, dtype, weights, src)
     exported = export_graph(graph)
     assert exported.missing == {}
@@ -85,7 +85,7 @@ def computed(
 
 
 def missing(op: str, *sources: Array, shape: Sequence[int], params: Sequence[int] = ()) -> bool:
-    """Whether the op has no standard operators: one of ours stands for it."""
+    """Whether the op has no standard operators, so that one of ours stands for it."""
     exported = export_graph(graph_of(op, sources, shape, params, "float32", (), None))
     (node,) = (of for of in exported.model.graph.node if of.op_type == op)
     assert (node.domain, exported.missing) == ("ggml", {op: 1})

@@ -16,7 +16,7 @@ from llamacpp_instr.converters.exports.names import host_of
 from llamacpp_instr.log import schema as s
 from tests.kit.batched_log import Batch, batched_log
 from tests.kit.commands_kit import one_line
-from tests.kit.in_process import instr_here, printed, refusal, told
+from tests.kit.in_process import instr_here, json_reports, printed, refusal
 from tests.kit.made_log import encode, make_log
 from tests.kit.noted_log import PARENT, TRACE, closed, note, noted
 from tests.kit.otlp_receiver import Receiver, attributes_of, receiver, value_of
@@ -28,14 +28,14 @@ OWN = "llamacpp_instr."
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the environment, and no patience."""
+    """No settings from the environment, and a short timeout."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     for name in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES", "OTEL_TRACES_SAMPLER"):
         monkeypatch.delenv(name, raising=False)
 
 
 def sent(*words: object) -> Receiver:
-    """What a collector gets by a command that must succeed."""
+    """What a collector gets from a command that must succeed."""
     with receiver() as received:
         done = instr_here("to-otlp", *words, "--endpoint", received.url)
         assert (done.returncode, done.stdout) == (0, "")
@@ -44,15 +44,15 @@ def sent(*words: object) -> Receiver:
 
 
 def logged(path: Path, *events: s.Event) -> Path:
-    """A log of these events, which ends."""
+    """A log of these events that has an end."""
     has_end = isinstance(events[-1], s.SessionEnd)
     path.write_bytes(encode([*events] if has_end else closed([*events])))
     return path
 
 
 def one_request(*batches: Batch, wait: int = 300, **of: Any) -> list[s.Event]:
-    """A log of a request of llama-server, with what it notes. It arrives so many ns before its
-    first step."""
+    """A log of a request of llama-server, with what it notes. It arrives `wait` ns before its first
+    step."""
     *facts, graph = batched_log([])
     served = batched_log(batches or [one(0, 5), one(5, 1)])[len(facts) + 1 :]
     begin, end = served[0].t - wait, served[-1].t + 1000
@@ -84,7 +84,7 @@ def test_every_request_is_a_span_with_the_figures_of_instr_requests(
     seed: int, tmp_path: Path
 ) -> None:
     log = logged(tmp_path / "server.log", *noted(Random(seed)))
-    *_, table = told("requests", log, "--top", 10_000)
+    *_, table = json_reports("requests", log, "--top", 10_000)
     found = roots_of(sent(log))
     began = min(root.start_time_unix_nano for root, *_ in found)
     rows = []
@@ -164,7 +164,7 @@ def test_a_request_of_a_server_in_words_of_the_conventions(tmp_path: Path) -> No
     assert root.name == f"text_completion {model}"
     assert root.kind == root.SPAN_KIND_SERVER
     assert {part.kind for part in parts.values()} == {root.SPAN_KIND_INTERNAL}
-    (table,) = [t for t in told("requests", log) if t["id"] == "requests"]
+    (table,) = [t for t in json_reports("requests", log) if t["id"] == "requests"]
     (row,) = table["rows"]
     assert of.pop("gen_ai.response.time_to_first_chunk") * 1e9 == pytest.approx(row["first token"])
     assert {k: v for k, v in of.items() if not k.startswith(OWN + "wait")} == {
@@ -250,7 +250,7 @@ def test_variables_of_the_environment_set_headers_and_compression(
     assert (named["api-key"], named["other"]) == ("k 1", "x")
 
 
-# --- of whom it is a part ---
+# --- the trace that a request belongs to ---
 
 
 def test_the_span_of_a_client_is_its_parent(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_the_parts_of_a_log_have_its_spans(tmp_path: Path) -> None:
     assert sent(*paths).spans == whole != []
 
 
-def test_of_too_many_steps_the_longest_are_events(
+def test_the_longest_of_too_many_steps_are_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """128, as OpenTelemetry advises, unless its variable says otherwise. The others are counted."""

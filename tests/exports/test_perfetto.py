@@ -281,7 +281,7 @@ def test_one_layer_alone(tmp_path, level) -> None:
         assert {c["name"] for c in drawn if c["category"] == "block"} >= {"attention", "norm"}
 
 
-def test_ops_are_chosen_by_name_also_when_fused(tmp_path) -> None:
+def test_ops_are_chosen_by_name_even_when_fused(tmp_path) -> None:
     back = selected(tmp_path, ops={"RMS_NORM"})
     drawn = [c for c in back.slices if c["track"] == "layers" and "tensor" in c["args"]]
     assert drawn
@@ -322,10 +322,10 @@ def test_a_log_of_which_nothing_is_in_a_layer_has_no_layers(tmp_path) -> None:
         convert(tmp_path / "a.log", encode(made), Options(Selection(layers=(0, 9))))
 
 
-def test_a_choice_of_no_op_says_each_op_once_also_those_of_fused_kernels(tmp_path) -> None:
+def test_a_choice_of_no_op_names_each_op_once_with_those_of_fused_kernels(tmp_path) -> None:
     made = (Path(__file__).parent.parent / "fixtures" / "every-event.log").read_bytes()
-    said = "the log has layers 0 to 0 and the ops GET_ROWS, MUL, MUL_MAT, RMS_NORM$"
-    with pytest.raises(UsageError, match=said):
+    message = "the log has layers 0 to 0 and the ops GET_ROWS, MUL, MUL_MAT, RMS_NORM$"
+    with pytest.raises(UsageError, match=message):
         convert(tmp_path / "a.log", made, Options(Selection(ops={"NO_OP"})))
 
 

@@ -62,7 +62,7 @@ def test_forms_that_were_filled_often_are_made_again(monkeypatch) -> None:
     assert [pb.Trace.FromString(data).packet[0].timestamp for data in filled] == [*range(5)]
 
 
-def test_only_so_many_forms_are_kept(monkeypatch) -> None:
+def test_a_limited_number_of_forms_is_kept(monkeypatch) -> None:
     monkeypatch.setattr("llamacpp_instr.converters.exports.perfetto.packets.FORMS", 2)
     packets, kept = Packets(), list[int]()
     for track in (1, 1, 2, 3, 3):

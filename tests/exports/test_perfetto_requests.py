@@ -108,7 +108,7 @@ def test_a_request_has_flows_to_its_first_steps(
 
 def served(random: Random) -> list[s.Event]:
     """Two contexts serve three sequences each. A log has the tokens of the first. Some requests
-    have marks, which may end during the next one's first step; some steps fail, some warm up."""
+    have marks, which may end during the next one's first step; some steps fail or are warm-ups."""
     made = make_log(lambda low, _: low, n_contexts=2, level="minimal")
     events = [e for e in made if isinstance(e, s.SessionStart | s.Model | s.Tensor | s.Context)]
     now = max(event.t for event in events) + 1

@@ -31,12 +31,12 @@ RECORDED = [
     ("device", "detailed"),
 ]
 HAS = {
-    "application": ("marks", "said", "kv_changes", "loads", "memory", "args", "work"),
+    "application": ("marks", "messages", "kv_changes", "loads", "memory", "args", "work"),
     "sampled": ("tokens", "texts", "rates", "kv_bytes"),
     "stats": ("stats", "tokens"),
     "device": ("splits", "syncs", "major_faults", "machine"),
 }
-"""what some are there for"""
+"""what some of them are recorded for"""
 
 
 @dataclass
@@ -120,7 +120,7 @@ def test_flows_lead_from_ops_to_their_readers(recorded) -> None:
     assert answers["token_flows"] == [(expected.n_taken,)]
 
 
-def test_a_slice_has_the_time_of_the_wall(recorded) -> None:
+def test_a_slice_has_its_wall_clock_time(recorded) -> None:
     t, wall = recorded.start["t"], recorded.start["wall"]
     assert recorded.answers["clock"]
     for ts, realtime in recorded.answers["clock"]:

@@ -24,14 +24,14 @@ from tests.kit.in_process import full_disk, instr_here
 from tests.kit.made_log import encode
 from tests.kit.strategies import logs, unclosed_logs
 
-# pandas 2 is off by a bit unless it is told, pandas 3 no longer wants to be told
+# pandas 2 is off by a bit without this option, which pandas 3 no longer wants
 EXACT = {} if int(pd.__version__.partition(".")[0]) > 2 else {"float_precision": "round_trip"}
 NUMBERS = ("int64", "Int64", "float64")
 WALL = "2026-01-02T03:04:05Z"
 RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
 
-@pytest.mark.native  # takes a tenth of the time of all others together
+@pytest.mark.native  # takes a tenth as long as all others together
 @given(events=logs() | unclosed_logs())
 @settings(max_examples=15, deadline=None)
 def test_parquet_and_csv_come_back_equal(events, tmp_path_factory):
@@ -99,8 +99,8 @@ def test_sessions_join_files_with_each_other_and_with_a_fleet(tmp_path):
         assert found[column if column == "n_tokens" else f"{column}_x"].astype(str).tolist() == (
             found[other].astype(str).tolist()
         ), column
-    late = (found.time_x.dt.floor("us") - found.time_y).abs()
-    assert late.max() <= pd.Timedelta("1us")
+    difference = (found.time_x.dt.floor("us") - found.time_y).abs()
+    assert difference.max() <= pd.Timedelta("1us")
     assert (found.time_x.dt.year == 2026).all()
 
 
@@ -127,7 +127,9 @@ def test_the_command_writes_one_file_for_each_table(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("form", [[], ["--csv"]])
-def test_an_unclosed_log_is_written_and_said_to_be(tmp_path: Path, instr: Instr, form: list[str]):
+def test_an_unclosed_log_is_written_and_reported_as_unclosed(
+    tmp_path: Path, instr: Instr, form: list[str]
+):
     text = RECORDED.read_bytes()
     (tmp_path / "a.log").write_bytes(text[: text.rindex(b'{"event":"session_end"')])
     done = instr("to-parquet", "a.log", "-o", "tables", *form)
@@ -214,7 +216,7 @@ def test_an_interrupted_set_is_not_seen(tmp_path: Path, reason: type[BaseExcepti
     assert found == ({"tables", "tables/ops.csv"} if before else set())
 
 
-def test_the_directory_may_be_there_empty(tmp_path: Path):
+def test_the_directory_may_exist_if_it_is_empty(tmp_path: Path):
     place = tmp_path / "tables"
     place.mkdir()
     with open_output_directory(place, ("a.csv",)) as directory:
@@ -252,8 +254,7 @@ def test_a_signal_waits_until_the_old_files_are_removed(
 def test_a_signal_just_before_signals_wait_leaves_the_old_files_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There was a moment after the exchange at which it left the old directory under another
-    name."""
+    """A signal right after the exchange once left the old directory under another name."""
     place = tmp_path / "tables"
     place.mkdir()
     (place / "a.csv").write_text("old")

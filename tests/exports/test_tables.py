@@ -31,13 +31,13 @@ def written(directory: Path, events: list[s.Event]) -> Path:
     return path
 
 
-def naive_ops(told: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
+def naive_ops(records: list[dict[str, Any]]) -> Iterator[tuple[Any, ...]]:
     """Every kernel of every thread, worked out line by line."""
     graphs: dict[int, Any] = {}
     plans: dict[int, Any] = {}
     phase: dict[int, str] = {-1: ""}
     step: dict[int, int] = {}
-    for event in told:
+    for event in records:
         kind = event["event"]
         if kind == "graph":
             graphs[event["graph"]] = event
@@ -74,15 +74,15 @@ def rows(ops: pd.DataFrame) -> list[tuple[Any, ...]]:
 def test_rows_are_those_of_the_log(events, tmp_path_factory):
     path = written(tmp_path_factory.mktemp("log"), events)
     tables = load_tables(path)
-    told = [json.loads(line) for line in path.read_text().splitlines()]
-    assert rows(tables.ops) == list(naive_ops(told))
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows(tables.ops) == list(naive_ops(records))
     assert tables.ops.dur.sum() == sum(sum(e.dur) for e in events if isinstance(e, s.Ops))
     assert tables.layers.dur.sum() == sum(sum(e.dur) for e in events if isinstance(e, s.Layers))
     ended = [e for e in events if isinstance(e, s.StepEnd)]
     begun = {e.step: e.t for e in events if isinstance(e, s.StepBegin)}
     assert tables.steps.dur.tolist() == [e.t - begun[e.step] for e in ended]
     assert tables.tokens.text.tolist() == [e.text for e in events if isinstance(e, s.Token)]
-    of_log = [event for event in told if event["event"] == "compute"]
+    of_log = [event for event in records if event["event"] == "compute"]
     for name in ("compute", "graph", "ctx", "step", "source", "reused", "n_threads", "t", "dur"):
         assert tables.computes[name].tolist() == [event[name] for event in of_log], name
     assert tables.computes.begin.tolist() == [e["t"] + e.get("start", 0) for e in of_log]
@@ -101,7 +101,7 @@ def test_the_pieces_make_up_the_tables(events, tmp_path_factory, request):
     request.addfinalizer(monkeypatch.undo)
     monkeypatch.setattr(
         "llamacpp_instr.converters.exports.tables.load_parts",
-        lambda path, told, **how: load_parts(path, told, 1, **how),
+        lambda path, on_progress, **how: load_parts(path, on_progress, 1, **how),
     )
     pieces: dict[str, list[pd.DataFrame]] = {name: [] for name in NAMES}
     for name, frame in stream_tables(path):

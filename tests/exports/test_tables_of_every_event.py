@@ -1,4 +1,4 @@
-"""The tables of a log of one event of each kind: each column that is no mere copy, by hand."""
+"""The tables of a log of one event of each kind: each column that is not a mere copy, by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr to-perfetto`: files that are whole or not there, and one line for wrong input."""
+"""`instr to-perfetto`: files that are whole or absent, and one line for wrong input."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_done_is_one_line_and_no_file(
 
 
 @pytest.mark.parametrize(
-    ("data", "options", "said"),
+    ("data", "options", "message"),
     [
         (UNCLOSED, [], "was not closed and ends in the middle of line"),
         (DAMAGED, ["--lenient"], "1 damaged line was skipped"),
@@ -117,13 +117,13 @@ def test_what_cannot_be_done_is_one_line_and_no_file(
     ids=["unclosed", "damaged", "without what others depend on"],
 )
 def test_such_a_log_converts_and_one_line_says_what_it_lacks(
-    instr: Instr, log: Path, data: bytes, options: list[str], said: str
+    instr: Instr, log: Path, data: bytes, options: list[str], message: str
 ) -> None:
     log.write_bytes(data)
     done = instr("to-perfetto", log, *options)
     assert done.returncode == 0
     assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    assert message in done.stderr
     assert log.with_suffix(".pftrace").exists()
 
 
@@ -232,7 +232,7 @@ def test_a_run_writes_log_and_trace_at_once(instr: Instr, tmp_path: Path) -> Non
 
 
 def test_run_keeps_the_bound_of_a_trace(tmp_path: Path, environment: dict[str, str]) -> None:
-    """And its log, of which steps can be converted; the bound here is one that a test can reach."""
+    """It also keeps the log, whose steps can be converted; the bound here is one a test reaches."""
     code = "from llamacpp_instr.cli import logs, main; logs.MAX_TRACE = 5000; main()"
     words = ["run", "demo", "-p", "Once", "-n", "2", "--log", "a.log", "--perfetto", "a.pftrace"]
     done = subprocess.run(
@@ -246,10 +246,10 @@ def test_run_keeps_the_bound_of_a_trace(tmp_path: Path, environment: dict[str, s
 
 
 @pytest.mark.parametrize("command", ["to-perfetto", "to-perfetto --format json", "to-torch"])
-def test_the_size_is_said_before_and_bounded(
+def test_the_size_is_announced_and_bounded(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a long log; by steps any part of it can be taken, whatever comes after."""
+    """For a long log. Any part of it can be chosen by steps, whatever comes after."""
     monkeypatch.setattr(steady_log, "N_DECODES", 1000)
     monkeypatch.setattr(logs, "SAMPLE", 500_000)
     monkeypatch.setattr(logs, "LARGE", 1_000_000)
@@ -257,13 +257,13 @@ def test_the_size_is_said_before_and_bounded(
     words = (*command.split(), log)
     done = instr_here(*words, "-o", tmp_path / "whole")
     assert done.returncode == 0, done.stderr
-    (said,) = re.findall(r"the trace will have about (\d+) MB", done.stderr)
+    (megabytes,) = re.findall(r"the trace will have about (\d+) MB", done.stderr)
     trace = tmp_path / "whole"
     if command == "to-torch":
         size = len(gzip.decompress((trace / "llama.cpp.pt.trace.json.gz").read_bytes()))
     else:
         size = trace.stat().st_size
-    assert int(said) == pytest.approx(size / 1e6, rel=0.3)
+    assert int(megabytes) == pytest.approx(size / 1e6, rel=0.3)
     refused = instr_here(*words, "-o", tmp_path / "no", "--max-size", "2MB")
     assert refused.returncode == 2
     assert re.search(r"would have about \d+ MB; choose steps with --steps A-B", refused.stderr)

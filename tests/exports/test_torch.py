@@ -149,8 +149,8 @@ def test_the_scalars_are_those_of_the_log(folder: Path, session: Session) -> Non
     assert found["memory in bytes/weights"][-1][1] == sum(of.bytes for of in session.tensors)
 
 
-def test_a_scalar_has_the_time_of_the_wall(folder: Path, session: Session) -> None:
-    """To the precision of a number of seconds since 1970; the file begins with the session."""
+def test_a_scalar_has_its_wall_clock_time(folder: Path, session: Session) -> None:
+    """To the precision of seconds since 1970 as a number; the file begins with the session."""
     start = session.start
     records = [(of.wall_time, of.step, [v.tag for v in of.summary.value]) for of in events(folder)]
     assert records[0][0] == pytest.approx(start.wall / 1e9, abs=1e-6)
@@ -220,9 +220,9 @@ def test_the_trace_says_what_it_is_of(tmp_path: Path) -> None:
         "recorded": start.time,
     }
     pid = start.process.pid
-    told = [(of["name"], of["pid"], of["tid"], of["args"])
+    metadata = [(of["name"], of["pid"], of["tid"], of["args"])
             for of in whole["traceEvents"] if of["ph"] == "M"]  # fmt: skip
-    assert told == [
+    assert metadata == [
         ("process_name", pid, 0, {"name": "llama.cpp"}),
         ("process_labels", pid, 0, {"labels": "CPU"}),
         ("process_name", 0, 0, {"name": f"ggml's kernels on {start.host.cpu}"}),
@@ -312,7 +312,7 @@ def test_without_resident_memory_there_is_no_scalar_of_it(tmp_path: Path) -> Non
     assert "memory in bytes/resident" not in scalars_of(made)
 
 
-def test_memory_that_is_held_is_told_with_its_place(tmp_path: Path) -> None:
+def test_memory_that_is_held_is_reported_with_its_place(tmp_path: Path) -> None:
     found = [of for of in trace_of(written(tmp_path))["traceEvents"] if of["name"] == "[memory]"]
     held = 0
     for of, (buffer, kind) in zip(

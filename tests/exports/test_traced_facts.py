@@ -120,22 +120,22 @@ def test_marks_are_spans_and_instants_and_one_that_is_open_ends_with_the_log(
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [({}, {}), ({"p": 0.5}, {"p": 0.5}), ({"hex": "ff"}, {"hex": "ff"}),
      ({"p": 0.25, "hex": "c3"}, {"p": 0.25, "hex": "c3"})],
 )  # fmt: skip
 @pytest.mark.parametrize("step", [-1, 0])
 def test_a_token_tells_what_the_log_has_of_it(
-    tmp_path: Path, step: int, more: dict[str, Any], told: dict[str, Any]
+    tmp_path: Path, step: int, more: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     back, _ = drawn(tmp_path, [*STEP, token(110, step, **more)])
     (of,) = of_category(back, "sampler")
     of_step = {"step": 0} if step == 0 else {}
-    assert of["args"] == {"text": "x", "id": 1, "index": 0} | told | of_step
+    assert of["args"] == {"text": "x", "id": 1, "index": 0} | expected | of_step
     assert [o["args"] for o in of_category(back, "token")] == ([of["args"]] if step == 0 else [])
 
 
-def test_values_are_counted_for_so_many_tensors(
+def test_values_are_counted_for_a_limited_number_of_tensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "VALUES", 2)
@@ -170,7 +170,7 @@ def test_splits_follow_each_other_and_say_what_they_end_with(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
-def test_work_that_is_a_bound_is_said_to_be_one() -> None:
+def test_work_that_is_a_bound_is_marked_as_one() -> None:
     session = load_session(EVERY_EVENT)
     timeline = plan_timeline(session.graphs[0], session.plans[0])
     bound = np.array([False, True, False])

@@ -35,7 +35,7 @@ def trace_of(log: Path) -> pb.Trace:
 
 
 def wanted(log: Path) -> list[tuple[object, ...]]:
-    """Begin, duration, name and arguments; without an arrival it begins before its first step."""
+    """Start, duration, name and arguments; without an arrival, it starts before its first step."""
     steps, requests = find_requests(load_session(log))
     of = steps["step"].tolist()
     rows = []

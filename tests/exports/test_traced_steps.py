@@ -65,7 +65,7 @@ def of_category(back: Back, category: str) -> list[dict[str, Any]]:
 
 
 def spans(back: Back, category: str) -> list[tuple[str, int, int]]:
-    """Name, begin and end after T."""
+    """Name, start and end, counted from T."""
     return [(of["name"], of["ts"] - T, of["ts"] + of["dur"] - T)
             for of in of_category(back, category)]  # fmt: skip
 
@@ -236,16 +236,16 @@ def test_steps_that_failed_or_warm_up_serve_no_request(
 
 
 @pytest.mark.parametrize(
-    ("chosen", "said"),
+    ("chosen", "message"),
     [((5, 9), "the log has steps 2 to 4"), ((0, 1), "the log has steps 2 to 4")],
 )
 def test_a_choice_of_no_step_says_the_first_and_the_last(
-    tmp_path: Path, chosen: tuple[int, int], said: str
+    tmp_path: Path, chosen: tuple[int, int], message: str
 ) -> None:
     events: list[s.Event] = []
     for i, step in enumerate((3, 2, 4)):
         events += [begin(200 * i, step), end(200 * i + 100, step)]
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         drawn(tmp_path, events, Options(selection=Selection(steps=chosen)))
 
 
@@ -255,7 +255,7 @@ def test_a_log_without_steps_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said", "not_said"),
+    ("change", "present", "absent"),
     [
         ({}, "at level minimal on A CPU.", "Tensor values"),
         (
@@ -268,13 +268,13 @@ def test_a_log_without_steps_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_a_trace_says_how_it_was_recorded(
-    tmp_path: Path, change: dict[str, Any], said: str, not_said: str
+    tmp_path: Path, change: dict[str, Any], present: str, absent: str
 ) -> None:
     start = msgspec.structs.replace(FACTS[0], **change)
     trace, _ = convert(tmp_path / "a.log", encode([start, *FACTS[1:]]))
     (home, *_) = [p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")]
-    assert said in home.description
-    assert not_said not in home.description
+    assert present in home.description
+    assert absent not in home.description
 
 
 def test_each_context_has_its_tracks_and_only_the_first_has_short_names(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ PHASES = [
     (COMPUTE_END, 2100, "readback", {}),
 ]
 KERNELS = [
-    # begin, duration, name, bytes, FLOPs
+    # start, duration, name, bytes, FLOPs
     (5_050_100, 900, "GET_ROWS token_embd", 2 * 256 + 4 + 1024, 0),
     (5_051_150, 1140, "RMS_NORM+MUL attn_norm", 3 * 1024, 256),
     (5_052_500, 24_000, "MUL_MAT attn_q", 2 * 256 * 256 + 2 * 1024, 2 * 256 * 256),
@@ -140,9 +140,9 @@ def test_each_event_is_a_slice_of_chrome_s_with_its_figures(chrome_s: list[dict[
         # in whole thousandths
         assert int(args["GB/s"] * 1000) == args["bytes"] * 1000 // dur
         assert int(args.get("GFLOP/s", 0) * 1000) == args.get("flops", 0) * 1000 // dur
-    (said,) = [of for of in chrome_s if of["ph"] == "i"]
-    assert (said["ts"] - START, said["name"]) == (5_220_000, "warn")
-    assert said["args"] == {"text": "n_ctx_seq (512) < n_ctx_train (1024)"}
+    (message,) = [of for of in chrome_s if of["ph"] == "i"]
+    assert (message["ts"] - START, message["name"]) == (5_220_000, "warn")
+    assert message["args"] == {"text": "n_ctx_seq (512) < n_ctx_train (1024)"}
 
 
 NORM = {
@@ -192,7 +192,7 @@ def test_counters_of_perfetto_s_are_the_figures_of_the_log(perfetto: Back) -> No
             *over("minor page faults", STEP[0], sum(STEP), 12),
             *over("major page faults", STEP[0], sum(STEP), 0),
             *over("load", 0, 5_230_000, 0.42),
-            # of the time that the CPUs were busy, none is another process's
+            # none of the time that the CPUs were busy is another process's
             *over("waiting for a CPU", 0, 5_230_000, 0),
             *((f"Qcur-0 {of}", COMPUTE_END, value)
               for of, value in (("min", -1.75), ("max", 2), ("mean", 0.0625), ("std", 0.5))),

@@ -90,7 +90,7 @@ def test_nothing_leaves_the_machine(seen: Seen) -> None:
 
 
 def test_the_kit_sees_what_would_leave() -> None:
-    """The proof above can fail: a page without our policy, that calls others."""
+    """The check above can fail: here, a page without our policy calls other hosts."""
     need_ui()
     page = b"""<script>
         fetch('http://elsewhere.example/collect').catch(() => {});

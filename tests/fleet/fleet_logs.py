@@ -42,8 +42,8 @@ def write_log(
             for column in ("dur", "gap", "wait"):
                 if column in event:
                     event[column] = [round(ns * slower) for ns in event[column]]
-    told = events if repeat == 1 else [*events[:-1], *_again(events, repeat - 1)]
-    path.write_bytes(b"".join(orjson.dumps(event) + b"\n" for event in told))
+    written = events if repeat == 1 else [*events[:-1], *_again(events, repeat - 1)]
+    path.write_bytes(b"".join(orjson.dumps(event) + b"\n" for event in written))
     return path
 
 

@@ -25,7 +25,7 @@ from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
 from tests.conftest import assert_refused
 from tests.fleet.fleet_logs import RECORDED, write_log, write_logs
-from tests.kit.in_process import full_disk, instr_here, told
+from tests.kit.in_process import full_disk, instr_here, json_reports
 from tests.kit.native_kit import ROOT
 
 
@@ -162,7 +162,7 @@ def test_times_are_those_of_utc_wherever_they_are_read(
     log = write_log(tmp_path / "a.log", 1, time="2026-01-02T03:04:05Z")
     dataset = tmp_path / "fleet"
     collect(log, "-o", dataset)
-    (row,) = told("sql", dataset, "select time, time::date as day from logs")[0]["rows"]
+    (row,) = json_reports("sql", dataset, "select time, time::date as day from logs")[0]["rows"]
     assert row == {"time": "2026-01-02 03:04:05.000+00:00", "day": "2026-01-02"}
     for table in ("logs", "steps", "requests"):
         (path,) = (dataset / table).rglob("*.parquet")
@@ -200,7 +200,7 @@ def test_damaged_logs_are_named_and_the_others_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("nowhere.log", "-o", "fleet"), "nowhere.log: no such file"),
         (("LOG", "-o", "occupied"), "occupied exists and is not a data set"),
@@ -213,12 +213,12 @@ def test_damaged_logs_are_named_and_the_others_taken(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_input_is_one_line(
-    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "occupied").mkdir()
     (tmp_path / "occupied" / "thesis.txt").write_text("mine")
-    assert_refused(collect(*(RECORDED if word == "LOG" else word for word in words)), said)
+    assert_refused(collect(*(RECORDED if word == "LOG" else word for word in words)), message)
     assert (tmp_path / "occupied" / "thesis.txt").read_text() == "mine"
 
 
@@ -305,7 +305,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_engines_read_the_files(tmp_path: Path) -> None:
-    """The partitions are Hive's, and what is not a table has a name that they pass over."""
+    """The partitions are Hive's, and files that are not tables have names that engines skip."""
     import pandas as pd
 
     dataset = tmp_path / "fleet"
@@ -320,7 +320,7 @@ def test_other_engines_read_the_files(tmp_path: Path) -> None:
 
 
 def test_logs_with_one_id_that_are_taken_at_once_are_all_kept(tmp_path: Path) -> None:
-    """As workers of a Dask scheduler take them."""
+    """As the workers of a Dask scheduler do."""
     logs = [write_log(tmp_path / f"{i}.log", 1, slower=1 + i, repeat=1 + i) for i in range(4)]
     dataset, sources = tmp_path / "fleet", find_sources([str(log) for log in logs])
     with ThreadPoolExecutor(len(logs)) as workers:
@@ -347,6 +347,6 @@ def test_the_workers_of_a_dask_scheduler_make_the_same_rows(tmp_path: Path) -> N
 
 def test_json_has_raw_numbers(tmp_path: Path) -> None:
     collect(RECORDED, "-o", tmp_path / "fleet")
-    (table,) = told("sql", tmp_path / "fleet", "select ns, time from steps limit 1")
+    (table,) = json_reports("sql", tmp_path / "fleet", "select ns, time from steps limit 1")
     assert table["units"] == {"ns": "ns", "time": "text"}
     assert isinstance(table["rows"][0]["ns"], int)

@@ -1,4 +1,4 @@
-"""The files of a data set, and which answers have which cells."""
+"""The files of a data set, and the cells that the values of SQL become."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_folder_is_a_data_set_by_its_mark(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    """An empty one is taken, and one that a killed process began."""
+    """An empty one is used, and so is one that a killed process started."""
     for name in ("empty", "begun", "full"):
         (tmp_path / name).mkdir()
     (tmp_path / "begun" / "_format.part").write_text("lla")

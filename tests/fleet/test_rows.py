@@ -1,4 +1,4 @@
-"""The rows that a log becomes, of logs whose times are written down."""
+"""The rows that a log becomes, from logs whose times are known."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_steps_are_written_in_pieces(
 def test_rows_do_not_depend_on_the_parts_in_which_the_log_is_read(
     part_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A warm-up is open where a part could end, and a wait for a step comes after one has ended."""
+    """A warm-up is open where a part could end; the wait for its last step comes after its end."""
     sketch = decoding()
     sketch.events.append(s.Mark(t=sketch.t, mark=1, name="warm-up", phase="begin"))
     for _ in range(3):
@@ -181,11 +181,11 @@ def test_rows_do_not_depend_on_the_parts_in_which_the_log_is_read(
 
 
 def test_bounds_of_buckets() -> None:
-    """Bucket 0 is for nothing; 1 for one ns; each later one reaches GROWTH times as far."""
+    """Bucket 0 is for 0 ns and less, 1 for 1 ns; each later one reaches GROWTH times as far."""
     ns = np.array([-5, 0, 1, 2, 3, 2**63 - 1])
     found = bucket_of(ns).tolist()
     assert found[:3] == [0, 0, 1]
-    assert max(found) == N_BUCKETS - 1, "no bucket is in vain"
+    assert max(found) == N_BUCKETS - 1, "no bucket is unused"
     for value, bucket in zip(ns[3:5].tolist(), found[3:5], strict=True):
         assert GROWTH ** (bucket - 2) < value <= GROWTH ** (bucket - 1)
     assert pytest.approx((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)) == GROWTH

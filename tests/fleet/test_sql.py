@@ -15,13 +15,13 @@ from scipy import stats
 from llamacpp_instr.converters.fleet.queries import QUERIES, answer, open_database
 from tests.conftest import assert_refused
 from tests.fleet.fleet_logs import write_log
-from tests.kit.in_process import instr_here, told
+from tests.kit.in_process import instr_here, json_reports
 
 FAST, SLOW = "0.3.36+instr.1", "0.3.37+instr.1"
 
 
 def rows(dataset: Path, query: str) -> list[dict[str, Any]]:
-    return told("sql", dataset, query)[0]["rows"]
+    return json_reports("sql", dataset, query)[0]["rows"]
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +119,10 @@ def test_the_last_two_builds_are_compared_as_by_hand(three_builds: Path) -> None
         )
         reach = stats.t.ppf(1 - 0.05 / 2 / len(found), freedom) * math.sqrt(sum(of))
         middle = np.mean(b) - np.mean(a)
-        told = [row["ratio"], row["low"], row["high"]]
-        assert told == pytest.approx([math.exp(middle + x) for x in (0, -reach, reach)], rel=1e-5)
+        interval = [row["ratio"], row["low"], row["high"]]
+        assert interval == pytest.approx(
+            [math.exp(middle + x) for x in (0, -reach, reach)], rel=1e-5
+        )
         slower = middle - reach > 0
         assert row["differs"] == ("slower" if slower else "faster" if middle + reach < 0 else "")
     assert {row["differs"] for row in found} == {"slower"}
@@ -148,7 +150,7 @@ def test_shares_add_up(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("nowhere", "logs"), "nowhere is not a data set"),
         (("FLEET", "select nope from steps"), 'Referenced column "nope" not found'),
@@ -158,9 +160,9 @@ def test_shares_add_up(dataset: Path) -> None:
         (("9" * 400, "logs"), "File name too long"),
     ],
 )
-def test_a_wrong_input_is_one_line(words: tuple[str, ...], said: str, dataset: Path) -> None:
+def test_a_wrong_input_is_one_line(words: tuple[str, ...], message: str, dataset: Path) -> None:
     arguments = [dataset if word == "FLEET" else word for word in words]
-    assert_refused(instr_here("sql", *arguments), said)
+    assert_refused(instr_here("sql", *arguments), message)
 
 
 def test_an_empty_data_set_has_all_tables(tmp_path: Path) -> None:

@@ -125,29 +125,29 @@ def check_reports(reports: Sequence[Report]) -> None:
 
 def check_page(page: str) -> None:
     """Every element is ours: a page with the same tables and other words has the same elements."""
-    told = Elements()
-    told.feed(page)
-    told.close()
-    if foreign := set(told.found) - OURS.elements:
+    elements = Elements()
+    elements.feed(page)
+    elements.close()
+    if foreign := set(elements.found) - OURS.elements:
         raise Finding(f"markup in a page: {sorted(map(str, foreign))[0]}")
-    if told.scripts not in ([], OURS.scripts):
-        raise Finding(f"a script in a page: {told.scripts}")
+    if elements.scripts not in ([], OURS.scripts):
+        raise Finding(f"a script in a page: {elements.scripts}")
 
 
 def check_figures(page: str) -> None:
-    """The page of `instr page` has only elements and attributes that its figures need, and of
-    scripts ours and data."""
-    told = Elements()
-    told.feed(page)
-    told.close()
-    for tag, *attributes in told.found:
+    """The page of `instr page` has only elements and attributes that its figures need, and no
+    scripts except ours and data."""
+    elements = Elements()
+    elements.feed(page)
+    elements.close()
+    for tag, *attributes in elements.found:
         names = {name for name in attributes if isinstance(name, str)}
         names |= {pair[0] for pair in attributes if isinstance(pair, tuple)}
         if foreign := names - FIGURES.get(str(tag).lstrip("/"), {"no such element"}):
             raise Finding(f"markup in a page: {tag} {sorted(foreign)}")
         if str(tag).lstrip("/") not in FIGURES:
             raise Finding(f"markup in a page: {tag}")
-    scripts = [text for text in told.scripts if text not in (*OURS.scripts, ICICLE)]
+    scripts = [text for text in elements.scripts if text not in (*OURS.scripts, ICICLE)]
     if len(scripts) > 1:
         raise Finding(f"a script in a page: {scripts}")
     for text in scripts:
@@ -187,12 +187,12 @@ class Elements(HTMLParser):
         self.scripts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        told = [
+        kept = [
             (name, re.sub(r"[\d.]+", "0", value or "") if name == "style" else value)
             for name, value in attrs
             if name not in ("aria-label", "data-value")
         ]
-        self.found.append((tag, *told, *(name for name, _ in attrs if name == "data-value")))
+        self.found.append((tag, *kept, *(name for name, _ in attrs if name == "data-value")))
 
     def handle_endtag(self, tag: str) -> None:
         self.found.append((f"/{tag}",))
@@ -218,10 +218,10 @@ class _Ours:
     def __init__(self) -> None:
         columns = [Column("a", "text"), Column("b", "count"), Column("c", "share")]
         rows: list[list[Cell]] = [["x", 1, 0.5], [1, None, None], [None, None, None]]
-        told = Elements()
+        elements = Elements()
         headed, headless = (Report("plain", columns, rows, ["A note."], h) for h in (True, False))
-        told.feed(render_html([headed, headless]))
-        self.elements, self.scripts = set(told.found), told.scripts
+        elements.feed(render_html([headed, headless]))
+        self.elements, self.scripts = set(elements.found), elements.scripts
 
 
 OURS = _Ours()

@@ -42,12 +42,12 @@ def limited(results: Path) -> None:
             arguments = json.loads(line)
             # if the process dies, the reader knows in which command
             print(line.strip(), file=out, flush=True)
-            said = _said_by(arguments)
-            print(json.dumps(said), file=out, flush=True)
+            failure = _failure_of(arguments)
+            print(json.dumps(failure), file=out, flush=True)
 
 
-def _said_by(arguments: list[str]) -> str:
-    """What is wrong with the end of a command; empty if nothing is."""
+def _failure_of(arguments: list[str]) -> str:
+    """What is wrong with how a command ended; empty if nothing is."""
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         if arguments[0] == "view":

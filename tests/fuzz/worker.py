@@ -28,7 +28,7 @@ HANG = 60.0
 
 def main(surface: str, findings: Path, corpus: list[str], seconds: int) -> None:
     with atheris.instrument_imports(include=["llamacpp_instr", "converters"]):
-        # the modules that the guard imports are the product's code, too
+        # the modules that the guard imports are also the product's code
         guard = importlib.import_module("tests.fuzz.guard")
         attempt = attempt_of(surface)
     mutator = MUTATORS[SURFACES[surface]]

@@ -32,7 +32,7 @@ TEXT_LATER = [[[0, 32, 60]], [[0, 92, 1]], [[0, 93, 80]]]
 SMALL = {"n_ctx": 512, "n_batch": 256, "n_ubatch": 256, "n_threads": 2, "n_threads_batch": 2}
 
 
-def told(log: Path) -> tuple[list[int], list[bool]]:
+def flops_of(log: Path) -> tuple[list[int], list[bool]]:
     """FLOPs of attention in each step, and whether they are a bound."""
     session = load_session(log)
     step_of = dict(
@@ -64,17 +64,17 @@ def told(log: Path) -> tuple[list[int], list[bool]]:
 def test_one_sequence_is_counted_exactly(tmp_path: Path, settings: dict[str, int]) -> None:
     batches = [*TEXT, ["remove", 0, 250, -1], [[0, 250, 3]]]
     counted = counts(DEMO, tmp_path / "a.log", SMALL | settings, batches)
-    assert told(tmp_path / "a.log") == (counted, [False] * len(counted))
+    assert flops_of(tmp_path / "a.log") == (counted, [False] * len(counted))
 
 
 @pytest.mark.parametrize("ubatch", [48, 64])
 def test_a_window_that_slides(tmp_path: Path, ubatch: int) -> None:
-    """Exactly, also once cells behind the window are taken again; then tiles are a bound."""
+    """It is counted exactly, even once cells behind it are taken again; tiles are then a bound."""
     model = random_models() / "gemma3-dense.gguf"
     settings = SMALL | {"n_ctx": 1024, "swa_full": False, "n_ubatch": ubatch}
     batches = [*TEXT, [[0, 260, 200]], [[0, 460, 1]]]
     counted = counts(model, tmp_path / "a.log", settings, batches)
-    flops, bounds = told(tmp_path / "a.log")
+    flops, bounds = flops_of(tmp_path / "a.log")
     assert bounds == [ubatch == 64 and n == 200 for ((_, _, n),) in batches]
     for of, n, bound in zip(flops, counted, bounds, strict=True):
         assert of > n if bound else of == n
@@ -84,7 +84,7 @@ def test_where_two_caches_look_alike_a_window_gives_a_bound(tmp_path: Path) -> N
     model = random_models() / "gemma3-dense.gguf"
     batches = [[[0, 0, 32]], *TEXT_LATER]
     counted = counts(model, tmp_path / "a.log", SMALL | {"swa_full": True}, batches)
-    flops, bounds = told(tmp_path / "a.log")
+    flops, bounds = flops_of(tmp_path / "a.log")
     # within the window, both give the same
     assert flops[0] == counted[0]
     assert bounds == [False] + [True] * len(TEXT_LATER)
@@ -104,13 +104,13 @@ def test_several_sequences(tmp_path: Path, unified: bool) -> None:
     batches: list[Any] = [[[seq, 0, n]] for seq, n in enumerate(lengths)]
     batches += [[[seq, n + i, 1] for seq, n in enumerate(lengths)] for i in range(4)]
     counted = counts(DEMO, tmp_path / "a.log", settings, batches)
-    assert told(tmp_path / "a.log") == (counted, [False] * 7)
+    assert flops_of(tmp_path / "a.log") == (counted, [False] * 7)
 
 
 def test_a_model_without_a_cache_is_counted_exactly(tmp_path: Path, models: Path) -> None:
     counted = counts(models / "bert.gguf", tmp_path / "a.log", SMALL, [[[0, 0, 9]], [[0, 0, 70]]])
     assert counted[0]
-    assert told(tmp_path / "a.log") == (counted, [False, False])
+    assert flops_of(tmp_path / "a.log") == (counted, [False, False])
 
 
 def test_impossible_sizes_take_no_time() -> None:

@@ -35,7 +35,7 @@ def sources(graph: Graph) -> list[list[int]]:
         ("#1", False),
     ],
 )
-def test_a_copy_is_told_by_its_name(name: str, copied: bool) -> None:
+def test_a_copy_is_recognized_by_its_name(name: str, copied: bool) -> None:
     assert is_copy(name) == copied
 
 
@@ -72,7 +72,7 @@ def test_a_tensor_of_another_shape_is_another_tensor() -> None:
     ],
 )
 def test_a_copy_of_a_weight_is_that_weight(name: str, weight: str | None) -> None:
-    """A device that computes a layer of the CPU gets its weights; a leaf is no weight by name."""
+    """A device that computes a layer of the CPU gets its weights. A name alone is not one."""
     graph = graph_of([name], ["Qcur-0"], [[-1]])
     assert weight_read(graph, [0])[0] == weight
 

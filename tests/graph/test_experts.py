@@ -142,5 +142,5 @@ def test_what_is_wrong_with_experts_is_found(
 ) -> None:
     found = events()
     change(found)
-    told = [text for _, text in findings(tmp_path / "a.log", encode(found))]
-    assert f"experts: {message}" in told
+    messages = [text for _, text in findings(tmp_path / "a.log", encode(found))]
+    assert f"experts: {message}" in messages

@@ -45,8 +45,8 @@ def splits(*of: tuple[int, int, str]) -> list[Split]:
 )
 def test_a_node_reads_leafs_and_nodes_of_its_graph(source: int, what: str | None) -> None:
     graph = graph_of(["a", "b"], ["c", "d"], [[], [-1, source]])
-    said = [f"node 1 reads {what}, the graph has 2 nodes, 2 leafs"] if what else []
-    assert list(graph_problems(graph)) == said
+    expected = [f"node 1 reads {what}, the graph has 2 nodes, 2 leafs"] if what else []
+    assert list(graph_problems(graph)) == expected
 
 
 def test_a_column_of_another_length_is_named_and_its_sources_are_not_followed() -> None:

@@ -95,7 +95,7 @@ def test_leafs_count_down_from_minus_one_and_nodes_up_from_zero() -> None:
 def test_a_tensor_has_the_bytes_of_its_elements_but_no_more_than_its_span(
     type_: str, ne: list[int], span: int, n_bytes: int, number: int
 ) -> None:
-    """Gaps do not count. Elements that overlap have no more than their span, and of a type that is
+    """Gaps do not count. Elements that overlap have no more than their span, and for a type that is
     not known the span is all that there is."""
     graph = graph_of(["a"], ["b"], [[-1]])
     nodes, leaf = graph.whole, graph.leafs[0]

@@ -131,7 +131,7 @@ def timeline_of(graph: Graph, ops: list[str]) -> PlanTimeline:
 def test_a_thread_computes_and_waits_after_each_kernel(
     selection: Selection, gaps: bool, spans: list[tuple[int, int, int | None]]
 ) -> None:
-    """Begins are 0 to 2, ends 3 to 5, and 6 is when all threads are done."""
+    """Kernels begin at 0 to 2 and end at 3 to 5, and 6 is when all threads are done."""
     graph = graph_of(["inp"], ["a", "b", "c"], [[-1], [0], [1]])
     graph.whole.layer[:] = [0, 1, 2]
     timeline = timeline_of(graph, ["ADD", "MUL", "SCALE"])
@@ -165,7 +165,7 @@ def test_a_lane_is_sought_among_the_first_sixteen_free_ones(late: int, lane: int
     assert lanes.open == {17: (lane, 50)}
 
 
-def test_a_lane_is_free_from_the_end_of_its_span_and_not_before_its_begin() -> None:
+def test_a_lane_is_free_from_the_end_of_its_span_and_not_before_its_start() -> None:
     lanes = Lanes()
     lanes.begin(0, 10)
     assert lanes.end(0, 4) == (0, 10)

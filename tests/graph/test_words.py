@@ -104,14 +104,14 @@ def test_a_llama_reads_like_its_drawing_in_a_textbook() -> None:
 
 
 @pytest.mark.native
-def test_experts_and_state_space_layers_are_told_in_their_order(models, tmp_path) -> None:
+def test_experts_and_state_space_layers_are_explained_in_their_order(models, tmp_path) -> None:
     for name, layer, expected in (("deepseek2-moe", 1, EXPERTS), ("mamba-dense", 0, STATE_SPACE)):
         (tmp_path / name).mkdir()
         log = record(name, "detailed", models, tmp_path / name)
         for ops in timelines(log):
-            said = words(ops, layer)
-            at = said.index(expected[0])
-            found = [what for what in said[at:] if what in expected]
+            explanations = words(ops, layer)
+            at = explanations.index(expected[0])
+            found = [what for what in explanations[at:] if what in expected]
             # consecutive repeats count once
             once = [what for i, what in enumerate(found) if i == 0 or what != found[i - 1]]
             assert once == expected
@@ -120,28 +120,29 @@ def test_experts_and_state_space_layers_are_told_in_their_order(models, tmp_path
 @pytest.mark.native
 @pytest.mark.parametrize("name", ["deepseek2-moe", "mamba-dense", "jamba-dense", "gemma3-dense",
                                   "qwen3moe-moe", "llama4-moe", "gpt2", "t5"])  # fmt: skip
-def test_every_important_op_is_told_by_what_it_is_for(name, models, tmp_path) -> None:
+def test_every_important_op_is_explained_by_what_it_is_for(name, models, tmp_path) -> None:
     log = record(name, "detailed", models, tmp_path)
     n = 0
     for ops in timelines(log):
         for op in ops:
-            said = str(op.args["what"])
-            for one, what in zip(op.name.split("+"), said.split(", "), strict=False):
+            explanation = str(op.args["what"])
+            for one, what in zip(op.name.split("+"), explanation.split(", "), strict=False):
                 assert what, op
                 # a bare name of ggml's, in upper or lower case
                 assert what.lower().replace(" ", "_") != one.lower(), op
             # the scales of the experts' weights, which only models of this test have
             scales = (
-                str(op.args.get("source_1")).startswith("ffn_moe_topk-") and said == "pick rows"
+                str(op.args.get("source_1")).startswith("ffn_moe_topk-")
+                and explanation == "pick rows"
             )
             if op.name in IMPORTANT and not scales:
                 n += 1
-                assert said not in SAYS_NOTHING, op
+                assert explanation not in SAYS_NOTHING, op
     assert n
 
 
 @pytest.mark.parametrize(
-    ("op", "name", "leaf", "said"),
+    ("op", "name", "leaf", "expected"),
     [
         # shifting the cache rotates the keys in place
         ("ROPE", "cache_k_l0 (view)", "cache_k_l0", "shift positions of keys in the KV cache"),
@@ -172,8 +173,8 @@ def test_every_important_op_is_told_by_what_it_is_for(name, models, tmp_path) ->
         ("MUL_MAT", "ffn_moe_weights (reshaped)-0", "inp", "matrix product"),
     ],
 )  # fmt: skip
-def test_what_caches_and_weights_tell(op, name, leaf, said) -> None:
-    assert describe(op, name, [leaf], 0) == said
+def test_what_caches_and_weights_tell(op, name, leaf, expected) -> None:
+    assert describe(op, name, [leaf], 0) == expected
 
 
 def test_outside_of_layers_a_name_tells_no_queries() -> None:
@@ -181,7 +182,7 @@ def test_outside_of_layers_a_name_tells_no_queries() -> None:
     assert describe("ROPE", "Qcur", ["inp_pos"], 1) == "rotary position embedding of the queries"
 
 
-def test_several_caches_are_told_together() -> None:
+def test_several_caches_are_named_together() -> None:
     read = describe("FLASH_ATTN_EXT", "", ["cache_v_l0", "cache_k_l0"], 0)
     assert read.endswith(", reads keys and values from the KV cache")
     state = describe("SET", "", ["cache_v_l0", "cache_r_l0"], 0)

@@ -7,7 +7,7 @@ Its containers are on a bridge with access to the network, as with any engine, s
 needs no network option. Docker would create the bridge and the rules itself but does not remove
 them, so this module creates and removes them.
 
-How this machine reaches its package registries does not belong into a Dockerfile, and Docker's
+How this machine reaches its package registries does not belong in a Dockerfile, and Docker's
 builder cannot mount files. So during a build, `access` lets the engine's runtime (runtime.py) mount
 them. Other containers see only the image.
 """

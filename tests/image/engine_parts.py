@@ -27,7 +27,7 @@ def install_engine() -> None:
 
 def compose_plugin(kept: Path) -> Path:
     """The file `docker-compose` that provides `docker compose`, unpacked into a folder once: one
-    static file of the first Debian whose docker-compose is the plugin. It runs on others, too."""
+    static file of the first Debian whose docker-compose is the plugin. It also runs on others."""
     plugin = kept / "docker-compose"
     if not plugin.is_file():
         with tempfile.TemporaryDirectory() as name:

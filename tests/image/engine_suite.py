@@ -117,7 +117,7 @@ def test_a_line_does_what_its_page_says(line: Line, engine: Engine, reader_of: R
 
 
 def runs(line: Line, reader: Reader) -> None:
-    """The line ends by itself, and its output file is complete and belongs to the reader."""
+    """The line ends on its own, and its output file is complete and belongs to the reader."""
     out = reader.checkout / "out"
     before = written(out)
     done = reader.type([*lead(line), line.text])
@@ -154,10 +154,10 @@ def serves(line: Line, engine: Engine, reader: Reader) -> None:
 def lists(line: Line, reader: Reader) -> None:
     """Prints the size on the page, within 1 %: another Debian release may change some bytes."""
     done = reader.type([line.text])
-    (said,) = re.findall(r"^llamacpp-instr\s+latest\s.*\s(\d+)MB$", done.stdout, re.M)
+    (megabytes,) = re.findall(r"^llamacpp-instr\s+latest\s.*\s(\d+)MB$", done.stdout, re.M)
     page = (ROOT / line.page).read_text(encoding="utf-8")
     (written_there,) = re.findall(rf"^{re.escape(line.text)}\s+# (\d+) MB$", page, re.M)
-    assert int(said) == pytest.approx(int(written_there), rel=0.01)
+    assert int(megabytes) == pytest.approx(int(written_there), rel=0.01)
 
 
 # --- statements of the text beside the lines ---
@@ -254,7 +254,7 @@ def test_a_published_port_does_not_reach_the_page(engine: Engine, reader: Reader
 
 
 def test_the_engine_finds_a_container_healthy(engine: Engine, reader: Reader) -> None:
-    """The health check runs every 30 minutes; here sooner."""
+    """The health check runs every 30 minutes; here, more often."""
     check = json.loads(engine.docker("image", "inspect", "llamacpp-instr"))[0]["Config"][
         "Healthcheck"
     ]
@@ -273,8 +273,8 @@ def test_the_engine_finds_a_container_healthy(engine: Engine, reader: Reader) ->
 
 def size(engine: Engine) -> int:
     """Bytes of all layers, unpacked."""
-    said = engine.docker("image", "inspect", "--format", "{{.Size}}", "llamacpp-instr")
-    return int(said)
+    output = engine.docker("image", "inspect", "--format", "{{.Size}}", "llamacpp-instr")
+    return int(output)
 
 
 def state(engine: Engine, container: str) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def written(folder: Path) -> set[tuple[Path, int]]:
 
 
 def check(log: Path) -> int:
-    """The output of `instr check` outside of the container."""
+    """The exit status of `instr check`, run outside of the container."""
     done = subprocess.run(
         [sys.executable, "-m", "llamacpp_instr", "check", log], capture_output=True, text=True
     )
@@ -307,8 +307,8 @@ def ask(port: int) -> str:
     return page.decode()
 
 
-def wait_until(there: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 120
-    while not there():
+    while not condition():
         assert time.monotonic() < until
         time.sleep(0.2)

@@ -97,7 +97,7 @@ class Terminal:
         self.text = ""
 
     def wait_for(self, pattern: str) -> str:
-        """The text that matches on the screen, once it is there."""
+        """The text that matches on the screen, once it appears."""
         until = time.monotonic() + SECONDS
         while (found := re.search(pattern, self.text)) is None:
             goes_on = self._read() and time.monotonic() < until

@@ -128,7 +128,7 @@ def test_nothing_of_the_build_is_left(image: Image) -> None:
 
 
 def test_the_programs_have_kernels_for_the_same_cpus_as_the_package(image: Image) -> None:
-    """So both stages of the build got the arguments for CMake."""
+    """So both stages of the build received the arguments for CMake."""
     places = ("lib/python3*/site-packages/llama_cpp/lib", "libexec/llamacpp-instr")
     with image.mounted() as root:
         package, programs = (

@@ -1,4 +1,4 @@
-"""The image with the Vulkan backend records the demo on Mesa's device on the CPU, which is in it.
+"""The image with the Vulkan backend records the demo on its CPU device, Mesa's.
 
 `make image-vulkan-test` builds it first, on Debian 13.
 """

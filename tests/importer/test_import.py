@@ -173,7 +173,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path, instr: Instr) -> None:
     write_hugging_face(folder)
     model = tiny_models.write_llama(tmp_path / "old.gguf")
     before = model.read_bytes()
-    for words, said in (
+    for words, messages in (
         (["nothing", "-o", "out.gguf"], ["nothing does not exist"]),
         ([model, "-o", "out.gguf"], ["is a GGUF model already"]),
         ([folder / "config.json", "-o", "out.gguf"], ["is a file; name the folder"]),
@@ -184,7 +184,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path, instr: Instr) -> None:
         ([folder, "-o", "out.gguf", "--base", folder], ["--base is for LoRA adapters"]),
         ([folder, "-o", "out.gguf", "--type", "Q4_K"], ["is not one of"]),
     ):  # fmt: skip
-        assert_refused(instr("import", *words), *said)
+        assert_refused(instr("import", *words), *messages)
     assert {path.name for path in tmp_path.iterdir()} == {"model", "old.gguf"}
     assert model.read_bytes() == before
     assert_refused(instr("run", tmp_path, "-p", "hi"), "is not a model: it has no config.json")

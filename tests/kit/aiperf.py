@@ -1,5 +1,5 @@
 """aiperf (PyPI), a client of servers that notes what it sees: clients that each ask again when
-their answer is there."""
+their answer has arrived."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Seen:
 
     begin: int
     first: int
-    """when the first token was there"""
+    """when the first token arrived"""
     end: int
-    """when the last was there"""
+    """when the last token arrived"""
     prompt: int
     cached: int
-    """tokens of the prompt that the server had"""
+    """tokens of the prompt that the server already had"""
     output: int
 
 

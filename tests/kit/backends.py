@@ -135,11 +135,11 @@ def vulkan_environment() -> dict[str, str]:
     return {
         "VK_DRIVER_FILES": str(LAVAPIPE),
         "VK_ICD_FILENAMES": str(LAVAPIPE),  # the same for older loaders
-        "GGML_VK_VISIBLE_DEVICES": "0",  # devices of the type CPU are passed over otherwise
+        "GGML_VK_VISIBLE_DEVICES": "0",  # devices of the type CPU are skipped otherwise
         "LP_NUM_THREADS": "0",
         "MESA_SHADER_CACHE_DIR": str(cache_dir() / "tests" / "mesa"),
     }
 
 
-if __name__ == "__main__":  # before the tests, which it takes longer than
+if __name__ == "__main__":  # before the tests: it takes longer than they do
     wheel_with_backends()

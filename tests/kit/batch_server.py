@@ -4,7 +4,8 @@
 
 Every client is a thread that sends requests, one after the other, and notes when it sent each and
 when it got each token. A loop in the main thread serves all of them in one context, whose sequences
-are its slots. A prompt reuses what its slot has of it. Prints what the clients saw, as JSON.
+are its slots. A prompt reuses the part that its slot already has. Prints what the clients saw, as
+JSON.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Batch:
 
 
 def batched_log(batches: Sequence[Batch]) -> list[s.Event]:
-    """One context, and a second one if a batch is of it. The first step begins 1 µs after the last
-    of the facts; the first event that is not a fact is a graph."""
+    """One context, and a second one if a batch belongs to it. The first step begins 1 µs after the
+    last of the facts; the first event that is not a fact is a graph."""
     n_contexts = max((batch.ctx for batch in batches), default=0) + 1
     made = make_log(lambda _low, high: high, n_contexts=n_contexts, level="detailed")
     kept = (s.SessionStart, s.Model, s.Tensor, s.Context)

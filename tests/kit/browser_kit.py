@@ -71,9 +71,9 @@ class Debugged:
     def ended(self) -> str:
         """What it printed to standard error, once it has ended well."""
         assert self.process.stderr is not None
-        said = self.process.stderr.read()
-        assert self.process.wait(WAIT) == 0, said
-        return said
+        stderr = self.process.stderr.read()
+        assert self.process.wait(WAIT) == 0, stderr
+        return stderr
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ def blocks_of(page: Path, language: str) -> list[str]:
 
 
 def one_line(page: str, beginning: str) -> Line:
-    """The only line of a page that begins so, for a test that runs it."""
+    """The only line of a page that begins like this, for a test that runs it."""
     found = [line for line in lines_of(ROOT / page) if line.text.startswith(beginning)]
     found = [line for line in found if line.text == beginning] or found
     assert len(found) == 1, f"{page}: {len(found)} lines begin with {beginning!r}"
@@ -134,7 +134,7 @@ class Place:
         return self.run_script(line.text.replace("for i in 1 2 3 4 5;", "for i in 1 2;"))
 
     def start(self, line: Line, output: Path, **variables: str) -> subprocess.Popen[bytes]:
-        """Start a line that does not end by itself."""
+        """Start a line that does not end on its own."""
         for command in line.words():
             self._lay(command)
         return start(line, self.directory, self._environment | variables, output)
@@ -159,7 +159,7 @@ class Place:
                 if (self._stock / name).is_dir() and "/" not in name and not target.exists():
                     shutil.copytree(self._stock / name, target)
                 if source is not None and not target.exists():
-                    if target.suffix == ".gguf":  # what is kept of a model is kept by its path
+                    if target.suffix == ".gguf":  # caches are keyed by a model's path
                         target.symlink_to(source)
                     else:
                         shutil.copyfile(source, target)

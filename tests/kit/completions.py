@@ -32,9 +32,9 @@ KINDS: dict[str, list[tuple[str, int]]] = {
     "logits": [(STORY, 1), (STORY, 1), (STORY, 5), (DOG, 1), (DOG, 1)],
     "drafts": [(GIRL, 40), (CAT, 40), ("", 5), (GIRL, 20)],
 }
-"""prompts and the most tokens of each. `again` and `logits` find whole prompts in the cache, and
-`ended` samples an end token at once. `batches` has prompts of several batches. `drafts` has a draft
-model and empties the cache each time."""
+"""prompts and the maximum number of tokens of each. `again` and `logits` find whole prompts in the
+cache, and `ended` samples an end token at once. `batches` has prompts of several batches. `drafts`
+has a draft model and empties the cache each time."""
 
 
 def main() -> None:

@@ -92,10 +92,10 @@ def compile_backend(work: Path) -> tuple[str, float]:
     env |= {"CUDACXX": str(root / "bin" / "nvcc"), "LIBRARY_PATH": str(root / "lib64")}
     before = os.times()
     _run(["cmake", "-G", "Ninja", "-S", str(patched_tree()), "-B", str(work), *flags], env)
-    said = _run(["ninja", "-C", str(work), "-j1", "--quiet", *objects], env)
+    printed = _run(["ninja", "-C", str(work), "-j1", "--quiet", *objects], env)
     after = os.times()
     spent = after.children_user + after.children_system
-    return said, spent - before.children_user - before.children_system
+    return printed, spent - before.children_user - before.children_system
 
 
 def _run(command: list[str], env: Mapping[str, str]) -> str:
@@ -111,8 +111,8 @@ def record_with(
     log: Path, asked: str = "", *, cupti: Path | None = None, level: str = "detailed",
     contexts: int = 1, environment: Mapping[str, str] | None = None,
 ) -> DeviceSession:  # fmt: skip
-    """Record a session of the demo model on the stand-ins. `asked` names what they do beside the
-    usual (see `tests/native/standin`), and `cupti` the folder of another libcupti."""
+    """Record a session of the demo model on the stand-ins. `asked` names what else they do (see
+    `tests/native/standin`), and `cupti` the folder of another libcupti."""
     folder = standin()
     searched = [str(cupti or folder / "cupti"), os.environ.get("LD_LIBRARY_PATH", "")]
     return record_on(

@@ -52,7 +52,7 @@ class _Inbox:
             self._changed.notify_all()
 
     def wait_for(self, *names: str) -> Json:
-        """The next event, after the one that was returned last, with one of these names."""
+        """The next event with one of these names, after the last one returned."""
 
         def at() -> int | None:
             later = range(self._seen, len(self.events))
@@ -152,11 +152,11 @@ class MicrosoftClient(_Inbox):
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said = json.loads(line)
-            if "event" in said:
-                self.event(said["event"], said.get("body") or {})
+            message = json.loads(line)
+            if "event" in message:
+                self.event(message["event"], message.get("body") or {})
             else:
-                self.answer(said["id"], said)
+                self.answer(message["id"], message)
         self.close()
 
 

@@ -34,7 +34,7 @@ def unpack_newer(package: str, into: Path) -> None:
 def mirror() -> str:
     """The Debian mirror in this machine's apt sources."""
     words = ["apt-get", "indextargets", "--format", "$(ORIGIN) $(COMPONENT) $(REPO_URI)"]
-    said = subprocess.check_output([*words, "Created-By: Packages"], text=True)
-    found = re.search(r"^Debian main (\S*/debian/?)$", said, re.M)
-    assert found is not None, f"no Debian mirror in this machine's apt sources:\n{said}"
+    printed = subprocess.check_output([*words, "Created-By: Packages"], text=True)
+    found = re.search(r"^Debian main (\S*/debian/?)$", printed, re.M)
+    assert found is not None, f"no Debian mirror in this machine's apt sources:\n{printed}"
     return found.group(1)

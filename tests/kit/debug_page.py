@@ -40,8 +40,8 @@ def played(page: str, debug: Debug) -> str:
     def write(block: re.Match[str]) -> str:
         if block[1] != "text" or not block[2].startswith(PROMPT):
             return block[0]
-        said = "".join(f"{PROMPT}{command}\n{next(printed)}" for command in _commands(block[2]))
-        return f"```text\n{said.rstrip()}\n```"
+        text = "".join(f"{PROMPT}{command}\n{next(printed)}" for command in _commands(block[2]))
+        return f"```text\n{text.rstrip()}\n```"
 
     return _BLOCK.sub(write, page)
 
@@ -64,9 +64,9 @@ def _play(shell: str, texts: list[str], debug: Debug) -> list[str]:
     """What each command of a session prints."""
     commands = [command for text in texts for command in _commands(text)]
     script = _MARK + "".join(f"{command}\n{_MARK}" for command in commands)
-    said = debug(shlex.split(shell)[2:], script)
-    outputs = [output.strip("\n") + "\n" for output in said.split(_MARKED)[1:]]
-    assert len(outputs) >= len(commands), said
+    printed = debug(shlex.split(shell)[2:], script)
+    outputs = [output.strip("\n") + "\n" for output in printed.split(_MARKED)[1:]]
+    assert len(outputs) >= len(commands), printed
     return [output if output.strip() else "" for output in outputs[: len(commands)]]
 
 

@@ -91,7 +91,7 @@ def run(
                 tokens = done.tokens[-1:]
         except ComputeError:
             if debugging is None or debugging.debugger.error is None:
-                raise  # else what ended the compute is raised at the end of the block
+                raise  # otherwise what ended the compute is raised at the end of the block
         if debugging is not None:
             done.graph = debugging.debugger.graph
     return done

@@ -1,4 +1,4 @@
-"""Made logs as they are where several backends share a graph."""
+"""Made logs of sessions in which several backends share a graph."""
 
 from __future__ import annotations
 

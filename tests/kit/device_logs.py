@@ -27,9 +27,9 @@ class DeviceSession:
     equal: bool | None
     """whether the logits were those without a session"""
     devices: dict[str, str]
-    """name -> description, as ggml has them"""
+    """name -> description, as ggml reports it"""
     memory: dict[str, tuple[int, int]]
-    """name -> bytes that it has in all, and free, as ggml has them"""
+    """name -> total and free bytes, as ggml reports them"""
     messages: list[str]
     """that llama.cpp logged"""
     stderr: str = ""
@@ -159,9 +159,9 @@ def check_coverage(events: Sequence[Event]) -> Counter[str]:
 
 
 def check_times(events: list[Event], least: float = 0.7) -> None:
-    """Kernels run after their submission has begun, and before the wait for them has ended, one
-    after the other. They are at least that share of what the device does meanwhile, which is small
-    for models whose kernels are as short as the time between two."""
+    """Kernels run one after the other, after their submission has begun and before the wait for
+    them has ended. They take at least the share `least` of the time from the first to the last,
+    which is small for models whose kernels are as short as the time between two."""
     splits = splits_of(events)
     waits = [(of["t"], of["t"] + of["dur"]) for of in events if of["event"] == "sync"]
     uncertainty = max(event["uncertainty"] for event in events if event["event"] == "device")

@@ -28,7 +28,7 @@ def printed(*words: object) -> str:
     return done.stdout
 
 
-def told(*words: object) -> list[dict[str, Any]]:
+def json_reports(*words: object) -> list[dict[str, Any]]:
     """The reports of a command in JSON, which has no NaN and no infinity."""
 
     def refuse(name: str) -> None:

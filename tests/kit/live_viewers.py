@@ -1,4 +1,4 @@
-"""LiveSession of `instr live`: take every frame and note what they got.
+"""Viewers of `instr live`: they take every frame and note what they got.
 
     python -m tests.kit.live_viewers ADDRESS [--viewers 8] [--leave 0] [--receive 0]
 

@@ -30,7 +30,7 @@ Prompt: TypeAlias = "str | dict[str, Any]"
 @functools.cache
 def programs() -> Path:
     """Directory of the recorded programs: that of `make test-edited`, or those of the patches;
-    minutes, unless they are in the cache."""
+    takes minutes unless they are in the cache."""
     edited = os.environ.get("EDITED_PROGRAMS")
     return Path(edited) if edited else build_programs()
 
@@ -41,7 +41,7 @@ class Answer:
 
     begin: int
     first: int
-    """when the first text was there, 0 for none"""
+    """when the first text arrived, 0 for none"""
     end: int
     text: str
     timings: dict[str, Any]
@@ -61,8 +61,8 @@ class Server:
         self, prompt: Prompt, n: int, leave_after: float = math.inf, trace: str = "",
         leave: threading.Event | None = None, **options: Any,
     ) -> Answer:  # fmt: skip
-        """Streams `n` tokens, greedily; the client leaves after so many seconds, or at an event.
-        `trace` is its `traceparent`, `options` are the server's."""
+        """Streams `n` tokens, greedily; the client leaves after `leave_after` s, or when
+        `leave` is set. `trace` is its `traceparent`, `options` are the server's."""
         body = {
             "prompt": prompt, "n_predict": n, "temperature": 0, "stream": True, "ignore_eos": True,
         }  # fmt: skip

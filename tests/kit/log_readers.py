@@ -86,7 +86,7 @@ def write_coming_and_going(
 
 
 def _repeated(events: list[Event], n: int) -> list[Event]:
-    """The last step of a log, which must reuse its graph, `n` times, each after the one before."""
+    """The last step of a log, which must reuse its graph, `n` times, one after another."""
     begins = [i for i, event in enumerate(events) if isinstance(event, StepBegin)]
     last = events[begins[-1] :]
     assert not any(isinstance(event, (Graph, Mark)) for event in last)

@@ -35,7 +35,7 @@ class Wire:
     connection: int
     random: Random
     delay: tuple[int, int] = (0, 0)
-    """ns of the ways there and back"""
+    """ns of the transit there and back"""
     rate: float | None = None
     """bytes per second in each direction; None without a limit"""
     jitter: int = 5_000
@@ -46,8 +46,9 @@ class Wire:
     _server_free: int = 0
 
     def call(self, t: int, command: str, out: int, back: int = 0, run: int = 0, **of: int) -> int:
-        """Queues a command at `t`; when the client has the reply of `back` bytes, or has sent one
-        without a reply. The machine computes for `run` ns; `of` are the step, compute and split."""
+        """Queues a command at `t`; returns when the client has the reply of `back` bytes, or has
+        sent a command without one. The machine computes for `run` ns; `of` are the step, compute
+        and split."""
         late = [self.random.randint(0, self.jitter) for _ in range(5)]
         sent = max(t, self._client_free) + late[0]
         there = max(sent, self._wire_free) + self._moving(out)
@@ -109,8 +110,8 @@ class Made:
         return [row for wire in self.wires for row in wire.rows]
 
     def log(self, merged: bool = True) -> list[s.Event]:
-        """The events with the commands, 50 of a connection a line, after what they name. What the
-        machines recorded is there if their logs are `merged`."""
+        """The events with the commands, 50 of a connection per line, after what they name. What the
+        machines recorded is included if their logs are `merged`."""
         lines: list[s.Event] = []
         for event in self.events:
             theirs = isinstance(event, s.Device) or (isinstance(event, s.Ops) and event.device)

@@ -49,7 +49,7 @@ CMAKE = (
 )
 
 LAYOUT = "tree and objects in one folder"
-"""a part of the keys: a build that lies in another way is made again"""
+"""a part of the keys: a build with another layout is made again"""
 
 ARM64 = "aarch64-linux-gnu"
 ARM64_COMPILERS = (("C", "gcc"), ("CXX", "g++"))
@@ -117,14 +117,14 @@ def arm64_build() -> MutableBuild:
 
 @dataclass(frozen=True)
 class MutableBuild:
-    """A build of the patched llama.cpp whose sources may be changed, and who tests it."""
+    """A build of the patched llama.cpp whose sources may be changed, for tests of the changes."""
 
     tree: Path
     objects: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """In which tests use its library and its headers."""
+        """The environment in which tests use its library and its headers."""
         library = str(self.objects / "bin")
         return {"LLAMA_CPP_LIB_PATH": library, "INSTR_TEST_TREE": str(self.tree)}
 
@@ -217,8 +217,8 @@ def compile_program(source: Path, library: Path, into: Path, flags: Sequence[str
 
 
 def open_llama(model: Path, **options: Any) -> Any:
-    """A model as a program opens it that uses `llama_cpp` itself. It is imported here, because a
-    module of tests that need it must be collected without it."""
+    """A model, opened like a program that uses `llama_cpp` itself opens it. It is imported here,
+    because a module of tests that need it must be collected without it."""
     import llama_cpp
 
     return llama_cpp.Llama(str(model), verbose=False, **options)

@@ -52,9 +52,9 @@ class Nursery:
         self._input, self._out, self._errors = (directory / n for n in ("input", "out", "errors"))
 
     def start(
-        self, args: Sequence[str], directory: Path, out: str | None = "said", **more: Any
+        self, args: Sequence[str], directory: Path, out: str | None = "printed", **more: Any
     ) -> int:
-        """The process id of a command that runs in a directory; `more` is of the request."""
+        """The process id of a command that runs in a directory; `more` is added to the request."""
         request = {"args": list(args), "cwd": str(directory), "out": out, **more}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -85,8 +85,8 @@ class Nursery:
         out = str(self._out) if reader else None
         self.start(args, directory, out, environment=environment, **files)
         status = self.status()
-        said = (path.read_text("utf-8", "surrogateescape") for path in (self._out, self._errors))
-        return subprocess.CompletedProcess(args, status, *said)
+        outputs = (path.read_text("utf-8", "surrogateescape") for path in (self._out, self._errors))
+        return subprocess.CompletedProcess(args, status, *outputs)
 
     def _answer(self) -> Any:
         assert self._process.stdout is not None
@@ -157,7 +157,7 @@ def serve() -> None:
         # an interruption waits until the child has reached the command
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # some modules have threads, which the child needs not
+            warnings.simplefilter("ignore")  # the child does not need the modules' threads
             child = os.fork()
         if child == 0:
             _open_files(**request)
@@ -215,7 +215,7 @@ def _become_instr(
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
-    tempfile.tempdir = None  # it may be another one there
+    tempfile.tempdir = None  # there it may be another one
     # the parent's exit functions may wait for threads that only the parent has (pyarrow 14 does)
     atexit._clear()
     for standard, number in enumerate(files):
@@ -223,7 +223,7 @@ def _become_instr(
     for number in set(files):
         os.close(number)
     sys.argv = ["instr", *args]
-    status = 130  # click is not there to catch an interruption
+    status = 130  # click no longer catches an interruption
     try:
         status = _run_main()
         atexit._run_exitfuncs()

@@ -24,13 +24,13 @@ def value_of(value: Any) -> Any:
 
 
 def attributes_of(of: Any) -> dict[str, Any]:
-    """Of a span, an event or a resource."""
+    """The attributes of a span, an event or a resource."""
     return {pair.key: value_of(pair.value) for pair in of.attributes}
 
 
 @dataclass
 class Receiver:
-    """What came, as the requests of HTTP."""
+    """What arrived, as HTTP requests."""
 
     status: int = 200
     url: str = ""

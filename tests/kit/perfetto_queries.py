@@ -36,7 +36,7 @@ ROWS = {
     "phases": slices("s.ts, s.dur, s.name", "category = 'phase'"),
     "loads": slices(f"s.ts, s.dur, {args('model', 'arch', 'params', 'bytes')}", "s.name = 'load'"),
     "marks": slices(f"s.ts, s.dur, s.name, {arg('mark')}", "category = 'mark'"),
-    "said": slices(
+    "messages": slices(
         f"s.ts, s.name, coalesce({args('text', 'data')})", "category in ('note', 'message')"
     ),
     "layers": slices("s.ts, s.dur, s.name", "category = 'layer'"),
@@ -45,7 +45,7 @@ ROWS = {
     "args": f"select s.ts, substr(a.key, 7), {_VALUE} from slice s join track t on"
     f" t.id = s.track_id join args a on a.arg_set_id = s.arg_set_id where {OP} and"
     f" (substr(a.key, 7) in {_ARGS} or a.key glob 'debug.source_*') and not"
-    # a parameter that belongs to another op of the same name: SCALE has a scale, too
+    # a parameter that belongs to another op of the same name: SCALE also has a scale
     f" (a.key = 'debug.scale' and {NAME} not in ('SOFT_MAX', 'FLASH_ATTN_EXT'))",
     "work": slices(f"s.ts, {args('flops', 'bytes')}", f"{OP} and {NAME} = 'MUL_MAT'"),
     "threads": slices(
@@ -81,7 +81,7 @@ SUMS = {
     "rates": counters("c.ts, c.value", "t.name glob 'tokens/s*' and c.value <> 0"),
     "op_rates": "select s.dur, " + args("bytes", "GB/s", "flops", "GFLOP/s") + " from slice s where"
     f" {arg('output')} is not null and s.dur > 0",
-    # of each compute: the sums of its ops' work by its time, and what the counters say
+    # of each compute: the sums of its ops' work divided by its time, and what the counters say
     "achieved": "select * from (select p.ts,"
     f" sum({arg('bytes', 'o')}) * 1.0 / p.dur, sum({arg('flops', 'o')}) * 1.0 / p.dur,"
     " (select max(value) from counter c join track t on t.id = c.track_id"
@@ -128,7 +128,7 @@ WRONG = {
     " on g.id = t.parent_id where t.name not in ('marks', 'messages') and g.name <> 'marks'"
     " group by t.name having count(distinct t.parent_id) > 1",
 }
-"""what there must be none of"""
+"""what must not occur"""
 
 TRACKS = (
     "select t.name from track t join track p on p.id = t.parent_id where p.name = 'session'"

@@ -23,17 +23,17 @@ import llamacpp_instr
 with llamacpp_instr.record(sys.argv[2], level="verbose") as session:
     model = Llama(sys.argv[1], n_ctx=64, n_threads=2, verbose=False)
     memory = api.llama_get_memory(model.ctx)
-    begun, ended = threading.Event(), threading.Event()
+    started, ended = threading.Event(), threading.Event()
 
     def retrieve():
         with session.mark("retrieval"):
-            begun.set()
+            started.set()
             ended.wait()
 
     thread = threading.Thread(target=retrieve)
     with session.mark("turn"):
         thread.start()
-        begun.wait()
+        started.wait()
         session.instant("asked")
         model.eval(list(range(1, 31)))
     # the first mark has ended, the second goes on

@@ -39,7 +39,7 @@ def truth(events: list[dict[str, Any]]) -> Truth:
     found = Truth()
     graphs: dict[int, Any] = {}
     plans: dict[int, Any] = {}
-    begun: dict[int, Any] = {}
+    begins: dict[int, Any] = {}
     computed: dict[int, Any] = {}
     ended: dict[int, int] = {}
     marked: dict[int, Any] = {}
@@ -55,7 +55,7 @@ def truth(events: list[dict[str, Any]]) -> Truth:
         elif kind == "plan":
             plans[e["plan"]] = e
         elif kind == "step_begin":
-            begun[e["step"]] = e
+            begins[e["step"]] = e
             if any(mark["name"] == "warm-up" for mark in marked.values()):
                 warm_ups.add(e["step"])
             if e["phase"] == "decode" and e.get("pos", -1) != 0:
@@ -66,7 +66,7 @@ def truth(events: list[dict[str, Any]]) -> Truth:
             end = prompts[e["ctx"]]
             prompts[e["ctx"]] = min(end, max(end, e["p0"]) + e["arg"])
         elif kind == "step_end":
-            b = begun[e["step"]]
+            b = begins[e["step"]]
             name = phase_of(b, prompts)
             end = results[e["step"]]
             dur = end - b["t"]
@@ -86,7 +86,7 @@ def truth(events: list[dict[str, Any]]) -> Truth:
             p = e.get("p")
             found.rows["tokens"].append((e["t"], e["dur"], e["text"], e["id"], p))
             if e.get("step", -1) in ended:
-                begin = begun[e["step"]]["t"]
+                begin = begins[e["step"]]["t"]
                 text = json.dumps(e["text"], ensure_ascii=False)
                 found.rows["texts"].append((begin, ended[e["step"]] - begin, text))
             sampled[e["ctx"]] += 1
@@ -146,7 +146,7 @@ def truth(events: list[dict[str, Any]]) -> Truth:
 
 
 def result_times(events: list[dict[str, Any]]) -> dict[int, int]:
-    """When the result of each step was there: at its end, or after the longest wait for a device
+    """When the result of each step was ready: at its end, or after the longest wait for a device
     before the next step of its context."""
     found: dict[int, int] = {}
     latest: dict[int, int] = {}
@@ -162,7 +162,7 @@ def result_times(events: list[dict[str, Any]]) -> dict[int, int]:
 
 
 def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any], cores: int) -> None:
-    """What an event says that no other one has to be known for; `marked` are the open marks."""
+    """What an event says on its own, whatever the others are; `marked` are the open marks."""
     t = e["t"]
     match e["event"]:
         case "model":
@@ -175,15 +175,15 @@ def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any], cores: in
                 begin = marked.pop(e["mark"]) if e["phase"] == "end" else e
                 found.rows["marks"].append((begin["t"], t - begin["t"], begin["name"], e["mark"]))
         case "note":
-            found.rows["said"].append((t, e["name"], compact(e["data"])))
+            found.rows["messages"].append((t, e["name"], compact(e["data"])))
         case "message":
-            found.rows["said"].append((t, e["level"], e["text"]))
+            found.rows["messages"].append((t, e["level"], e["text"]))
         case "kv":
             found.rows["kv"].append((t, e["used"]))
             found.rows["kv_bytes"].append((t, e.get("bytes", 0)))
             if e["op"] != "apply":
-                told = (e.get(name) for name in ("seq", "seq_dst", "p0", "p1", "arg"))
-                found.rows["kv_changes"].append((t, f"KV {e['op']}", *told))
+                fields = (e.get(name) for name in ("seq", "seq_dst", "p0", "p1", "arg"))
+                found.rows["kv_changes"].append((t, f"KV {e['op']}", *fields))
         case "memory":
             for use in e["buffers"]:
                 for kind in ("model", "context", "compute"):
@@ -195,10 +195,10 @@ def add_facts(found: Truth, e: dict[str, Any], marked: dict[int, Any], cores: in
         case "machine":
             values = {"load": e.get("load")}
             if "delay" in e:
-                # of the delay at most the time of other processes, beyond one tick
+                # the delay counts up to the time of other processes, less one tick
                 others = e["busy"] - e["cpu"] - 10_000_000 if "busy" in e else e["delay"]
                 taken = min(e["delay"], max(others, 0))
-                # and of the stolen time of all CPUs, the part of those that the process used
+                # so does the stolen time of all CPUs, by the share of them that the process used
                 used = (e["cpu"] + taken) / (max(e["dur"], 1) * max(cores, 1))
                 taken += e.get("steal", 0) * min(used, 1)
                 values["waiting for a CPU"] = 100 * (taken / max(taken + e["cpu"], 1))
@@ -221,8 +221,8 @@ def compact(data: Any) -> str:
 
 
 def step_phases(begin: dict[str, Any], end: dict[str, Any], computes: list[Any]) -> list[Row]:
-    """What a step does before its first ubatch and after its last; a memory update belongs to
-    what is before."""
+    """What a step does before its first ubatch and after its last; a memory update counts as
+    before."""
     rows = []
     if end["prepare"]:
         ubatches = [compute["t"] for compute in computes if compute["source"] != MEMORY]
@@ -236,7 +236,7 @@ def step_phases(begin: dict[str, Any], end: dict[str, Any], computes: list[Any])
 
 
 def op_args(graph: dict[str, Any], inside: list[int]) -> list[tuple[str, Any]]:
-    """What an op's slice has to tell of the kernel that computes the nodes `inside`."""
+    """What an op's slice must say about the kernel that computes the nodes `inside`."""
     nodes, leafs = graph["nodes"], graph["leafs"]
     first, last = inside[0], inside[-1]
     args = [("op", "+".join(nodes["op"][i] for i in inside)), ("layer", nodes["layer"][first])]

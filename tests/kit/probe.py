@@ -49,8 +49,8 @@ def main() -> None:
 def probe(api: Any, args: argparse.Namespace) -> None:
     if args.level:
         stats = args.stats.encode() if args.stats else None
-        begun = api._lib.llama_instr_begin(args.log.encode(), args.level.encode(), None, stats, 1)
-        assert begun == 0, begun
+        status = api._lib.llama_instr_begin(args.log.encode(), args.level.encode(), None, stats, 1)
+        assert status == 0, status
     model = api.llama_model_load_from_file(args.model.encode(), api.llama_model_default_params())
     assert model, "the model does not load"
     adapter = args.lora and api.llama_adapter_lora_init(model, args.lora.encode())

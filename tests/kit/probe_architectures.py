@@ -51,15 +51,15 @@ def main() -> None:
     silent = api.llama_log_callback(lambda *_: None)
     api.llama_log_set(silent, ctypes.c_void_p(0))
     api.llama_backend_init()
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for path in sorted(Path(folder).glob("*.gguf")):
         if action == "count":
-            told[path.stem] = count_nodes(api, path)
+            found[path.stem] = count_nodes(api, path)
         elif action == "experts":
-            told[path.stem] = find_experts(api, path)
+            found[path.stem] = find_experts(api, path)
         else:
             record(api, path, Path(rest[0]) / f"{path.stem}.log")
-    print(json.dumps(told))
+    print(json.dumps(found))
 
 
 def count_nodes(api: Any, path: Path) -> int:
@@ -79,7 +79,7 @@ def count_nodes(api: Any, path: Path) -> int:
 
 
 def find_experts(api: Any, path: Path) -> list[tuple[dict[int, int], int]]:
-    """Of each MUL_MAT_ID that was computed: how many of its ids name each expert, and the bytes of
+    """For each MUL_MAT_ID that was computed: how many of its ids name each expert, and the bytes of
     an expert."""
     op_name = names_of_ops(api)
     found = []

@@ -69,7 +69,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def say(process: subprocess.Popen[str], what: object = "") -> None:
-    """A line to its standard input."""
+    """Write a line to its standard input."""
     assert process.stdin is not None
     process.stdin.write(f"{what}\n")
     process.stdin.flush()
@@ -77,7 +77,7 @@ def say(process: subprocess.Popen[str], what: object = "") -> None:
 
 @contextmanager
 def recording(log: Path, *options: object) -> Iterator[None]:
-    """`tests.kit.watched` records meanwhile."""
+    """`tests.kit.watched`, which records during the block."""
     with program("-m", "tests.kit.watched", log, *options) as process:
         assert line(process) == "recording"
         say(process)

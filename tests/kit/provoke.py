@@ -3,7 +3,7 @@
     python -m tests.kit.provoke WHAT MODEL LOG
 
 WHAT is a key of KINDS, the name of the finding that it provokes. Some write a model beside the log,
-because the demo model has not what they need.
+because the demo model does not have what they need.
 """
 
 from __future__ import annotations
@@ -118,12 +118,12 @@ def waiting_threads(_: str, log: str) -> None:
 
 def slow_threads(_: str, log: str) -> None:
     """The second thread shares its CPU with processes that never wait. The weights are so large
-    that most of the time, both are in products."""
+    that both spend most of their time in products."""
     cpu, shared = sorted(os.sched_getaffinity(0))[:2]
     model = write_random_layers(_beside(log), Shape(1024, 4096, 8, 8), ["F16"])
     with suppress(OSError):
-        # before the work of other tests: priorities of threads only hold within a session, whose
-        # own one is in this file (man 7 sched, autogroup)
+        # ahead of other tests: priorities of threads hold only within a session, whose own priority
+        # is in this file (man 7 sched, autogroup)
         os.setsid()
         Path("/proc/self/autogroup").write_text("-20", encoding="ascii")
     session = Decoder(str(model), threads=2)
@@ -145,7 +145,7 @@ def slow_threads(_: str, log: str) -> None:
         assert process.stdout is not None
         process.stdout.readline()
     with suppress(PermissionError):
-        # of this thread alone, after the processes began: the other CPU may be shared, too
+        # of this thread alone, after the processes began: the other CPU may also be shared
         os.setpriority(os.PRIO_PROCESS, 0, -15)
     try:
         with llamacpp_instr.record(log, level="verbose", force=True):

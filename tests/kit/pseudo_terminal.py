@@ -59,7 +59,7 @@ class PseudoTerminal:
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def resize(self, columns: int, rows: int) -> None:
-        """As a person does it with the window."""
+        """As a person resizes the window."""
         with self._lock:
             self._screen.resize(rows, columns)
         self._resize(columns, rows)

@@ -108,7 +108,7 @@ def importances(model: Path, without: Collection[str] = ()) -> dict[str, np.ndar
 
 def write_imatrix(path: Path, sums: dict[str, np.ndarray], count: float = 3) -> Path:
     """An importance matrix in llama-imatrix's format, of two chunks of a text "wörds.txt". Each
-    expert has seen one token less than the one before."""
+    expert has seen one token less than the previous one."""
     writer = gguf.GGUFWriter(path, "")
     writer.add_string("general.type", "imatrix")
     writer.add_array("imatrix.datasets", ["wörds.txt", "more.txt"])

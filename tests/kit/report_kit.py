@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import read_events
-from tests.kit.in_process import printed, told
+from tests.kit.in_process import json_reports, printed
 from tests.kit.reports import Row
 
 
@@ -18,7 +18,7 @@ def report(*args: object) -> str:
 
 
 def reported(*args: object) -> list[Row]:
-    return told("memory", *args)
+    return json_reports("memory", *args)
 
 
 def memory_of(reports: list[Row]) -> Row:

@@ -42,7 +42,7 @@ class Server:
     ppm: float = 0.0
     out: int = 20_000
     back: int = 20_000
-    """ns that each way takes at least"""
+    """minimum ns of each direction"""
     proxy: str = ""
     """the address that the client connects to, if it is another"""
     # what happened, in ns of the client's clock
@@ -333,7 +333,7 @@ class _Maker:
     # --- a server ---
 
     def server_log(self, number: int, of: Server) -> list[s.Event]:
-        """With a short connection before that of the client, as a check of the server makes."""
+        """Its log, with a short connection before the client's, as a health check makes one."""
         shift = number + 3
         time = of.time
         events: list[s.Event] = [

@@ -73,7 +73,7 @@ def fed_core(runs: frozenset[str] | None = frozenset({"matrix"}), dmas: int = 1)
 
 @st.composite
 def graphs(draw: st.DrawFn, most: int = 30, longest: int = 50) -> Tasks:
-    """Tasks with up to three sources among those before; every engine of `machines` can use the
+    """Tasks with up to three sources among the earlier ones; every engine of `machines` can use the
     first one."""
     rows, load, moved = [], [], []
     for i in range(draw(st.integers(1, most))):
@@ -227,7 +227,7 @@ def shortest_makespan(tasks: Tasks, engines: Engines) -> int:
             for engine, ns in takes[i].items():
                 fresh = free[engine] == 0
                 if fresh and kind_of[engine].name in tried:
-                    continue  # an engine like one that is as empty
+                    continue  # an engine like another empty one
                 if fresh:
                     tried.add(kind_of[engine].name)
                 begin = free[engine]

@@ -60,8 +60,8 @@ class Sketch:
         faults: int = 0,
         others: Sequence[Ops] = (),
     ) -> None:
-        """A step of so many ns and tokens, then a sampler of so many; `computes` have keys of the
-        event, one after the other. `ops` are those of the first: of thread 0, and of `others`."""
+        """A step of `ns` and `tokens`, then a sampler of `sampled` ns; each of `computes` has keys
+        of its event. `ops` are those of the first: of thread 0, and of `others`."""
         begin, number = self.t, self.n_steps
         self.n_steps += 1
         phase = "prefill" if tokens > 1 else "decode"

@@ -1,7 +1,7 @@
 """Splits a made log into the parts that a recorder would have written: `instr exec --rotate`.
 
-A part begins at a step. A step that began before stays in the part before, with all that belongs to
-it. Each part describes again what it names: models and contexts with their numbers, graphs and
+A part begins at a step. A step that began earlier stays in the previous part, with all that belongs
+to it. Each part describes again what it names: models and contexts with their numbers, graphs and
 plans with new ones, in the order in which they are first named; open marks end and begin again.
 """
 
@@ -123,13 +123,13 @@ class _Part:
 
     def closed(self, end: s.Event, last: bool) -> list[s.Event]:
         assert isinstance(end, s.SessionEnd)
-        begun = {e.step: e.t for e in self.events if isinstance(e, s.StepBegin)}
+        begins = {e.step: e.t for e in self.events if isinstance(e, s.StepBegin)}
         ends = [e for e in self.events if isinstance(e, s.StepEnd)]
-        told = replace(
+        own_end = replace(
             end,
             reason="closed" if last else "rotated",
             events=dict(Counter(map(s.event_name, self.events))),
             bytes=len(encode(self.events)),
-            decode_ns=sum(e.t - begun[e.step] for e in ends),
+            decode_ns=sum(e.t - begins[e.step] for e in ends),
         )
-        return [*self.events, told]
+        return [*self.events, own_end]

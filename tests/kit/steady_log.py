@@ -91,7 +91,7 @@ def write(path: Path, events: list[s.Event]) -> Path:
 
 
 def group(directory: Path, name: str, seeds: range, factor: float, spread: float) -> list[Path]:
-    """Logs of processes whose speeds differ by chance, and by `factor`."""
+    """Logs of processes whose speeds differ randomly, and by `factor`."""
     paths = []
     for seed in seeds:
         of_process = factor * (1 + spread * Random(seed).uniform(-1, 1))

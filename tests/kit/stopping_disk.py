@@ -2,7 +2,7 @@
 
 `python -m tests.kit.stopping_disk DIR COMMAND...` mounts it at DIR (in a namespace of its own, see
 `unshare`) and runs the command. It keeps files in memory. Once the command has asked for the file
-`stop` in it, it never answers again: whoever writes to it waits. It speaks the kernel's FUSE
+`stop` in it, it never answers again: a process that writes to it waits. It speaks the kernel's FUSE
 protocol, as `linux/fuse.h` has it.
 """
 
@@ -89,8 +89,8 @@ def main() -> None:
     mounted = libc.mount(b"disk", directory.encode(), b"fuse", ctypes.c_ulong(0), options)
     assert mounted == 0, os.strerror(ctypes.get_errno())
     threading.Thread(target=serve, args=(channel, Disk()), daemon=True).start()
-    # the kernel learns that this disk needs no word when a file is closed: the end of a process
-    # would wait for its answer
+    # the kernel learns that this disk needs no message when a file is closed: the end of a process
+    # would wait for the answer
     Path(directory, "first").touch()
     sys.exit(subprocess.run(command).returncode)
 

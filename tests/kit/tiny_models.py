@@ -28,7 +28,7 @@ def write_llama(
     layers: int = LAYERS,
 ) -> Path:
     """A decoder. The values of the tensor `nan_in` are NaN. `dtypes` has numpy's types of tensors
-    that are not stored as float32. With `part` the model is split into files of so many tensors,
+    that are not stored as float32. With `part` the model is split into files of that many tensors,
     `NAME-00001-of-….gguf`."""
     writer = _writer(path, "llama", tokenizer, part=part, layers=layers)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -53,7 +53,7 @@ def _llama_tensors(layers: int = LAYERS) -> list[str]:
 
 
 def write_experts(path: Path, experts: int, used: int) -> Path:
-    """A decoder whose feed-forward has so many experts, and a token uses so many of them."""
+    """A decoder with `experts` experts in its feed-forward, of which each token uses `used`."""
     writer = _writer(path, "llama")
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_expert_count(experts)

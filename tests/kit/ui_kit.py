@@ -68,10 +68,10 @@ def need_ui() -> None:
     """Skip the tests if a part of the UI is not installed; fail in CI."""
     missing = [what for what, there in _parts().items() if not there]
     if missing:
-        said = f"not installed: {', '.join(missing)}"
+        reason = f"not installed: {', '.join(missing)}"
         if os.environ.get("CI"):
-            pytest.fail(said)
-        pytest.skip(said)
+            pytest.fail(reason)
+        pytest.skip(reason)
 
 
 def _parts() -> dict[str, bool]:
@@ -182,7 +182,7 @@ class SeenPage:
     """of the charts"""
     boxes: list[dict[str, Any]]
     """after each step with the icicle: `boxes` (name, left and width as shares, top in pixels), the
-    title of what has the `focus`, and what is `told`"""
+    title of what has the `focus`, and the `caption`"""
     ink: str
     """the colour of the text"""
     measured: list[tuple[str, float, float]]

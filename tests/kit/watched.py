@@ -61,12 +61,12 @@ class Watched(Decoder):
 
     def serve(self, session: Recording, requests: int, pace: float) -> None:
         """Serve that many requests."""
-        begun = 0
-        while begun < requests or any(slot.left for slot in self.slots):
+        started = 0
+        while started < requests or any(slot.left for slot in self.slots):
             for slot in self.slots:
-                if not slot.left and begun < requests:
-                    self._begin(slot, session, begun)
-                    begun += 1
+                if not slot.left and started < requests:
+                    self._begin(slot, session, started)
+                    started += 1
             outputs = self.decode({slot.seq: slot.waiting for slot in self.slots if slot.left})
             self._add_logits(outputs.values())
             for seq, output in outputs.items():

@@ -18,7 +18,7 @@ HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 
 def events_of_this_process(seed: int) -> list[Event]:
-    """Of a log that is followed as long as this process is there."""
+    """The events of a log that is followed as long as this process lives."""
     events = make_log(Random(seed).randint)
     assert isinstance(events[0], SessionStart)
     events[0].process.pid = os.getpid()

@@ -1,4 +1,4 @@
-"""The dashboard for Grafana: each query is one that Prometheus takes, of metrics that there are."""
+"""The dashboard for Grafana: each query is one that Prometheus accepts, of metrics that exist."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def step(of: LiveLanes, number: int, seq: int, pos: int, tokens: int, prompt: bo
 
 
 def token(number: int, seq: int, text: str = "x", **of: Any) -> s.Token:
-    """It is there 150 ns after the begin of its step."""
+    """A token that is ready 150 ns after its step began."""
     return s.Token(t=1000 * number + 120, ctx=0, step=number, seq=seq, index=0, id=1, text=text,
                    dur=30, **of)  # fmt: skip
 
@@ -294,7 +294,7 @@ def test_layers_beyond_the_map_are_in_its_last_row() -> None:
 
 
 def session_after(n: int) -> LiveSession:
-    """One that made `n` frames and has not begun to read."""
+    """A session that made `n` frames and has not begun to read."""
     log: Any = SimpleNamespace(is_catching_up=False, end=None)
     session = LiveSession(log)
     for _ in range(n):

@@ -1,4 +1,4 @@
-"""--live of `instr run` and `instr exec`: the page is there while the program runs."""
+"""--live of `instr run` and `instr exec`: the page is served while the program runs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_program_is_shown_while_it_runs(log: str, tmp_path: Path, started_inst
 
 
 def test_a_run_is_as_without_it(tmp_path: Path, started_instr: Instr) -> None:
-    """It may be over before the page is there, which is not an error."""
+    """It may end before the page has loaded, which is not an error."""
     words = ("run", "demo", "-p", "Once upon a time", "-n", "4", "--threads", "1")
     plain = started_instr(*words)
     shown = started_instr(*words, "--live")

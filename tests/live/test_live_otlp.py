@@ -45,7 +45,7 @@ def wait_until(true: Callable[[], object]) -> None:
 
 
 def lines_of(events: list[s.Event]) -> list[bytes]:
-    """Of a log that this process writes."""
+    """The lines of a log that this process writes."""
     assert isinstance(events[0], s.SessionStart)
     events[0].process.pid = os.getpid()
     return encode(events).splitlines(keepends=True)
@@ -73,7 +73,7 @@ def test_a_collector_gets_what_ends_while_the_log_grows(tmp_path: Path) -> None:
         sending(received.url, warnings.append) as ended,
         followed(log, ended) as (session, _),
     ):
-        # all but those that are under way, which the log has as far as they are
+        # all but those under way, of which the log has only the beginning
         wait_until(lambda: len(received.spans) > len(first.spans) / 2)
         with log.open("ab") as file:
             file.write(b"".join(lines[half:]))
@@ -154,7 +154,7 @@ def test_the_requests_of_a_server_are_there_by_its_clients_clocks(
         assert of["gen_ai.usage.input_tokens"] == tokens
         assert of["gen_ai.usage.cache_read.input_tokens"] == answer.timings["cache_n"]
         assert of["gen_ai.response.finish_reasons"] == ["length"]
-        # the clocks of the day and of the log were read one after the other, twice
+        # the wall clock and the log's clock were read one after the other, twice
         begin, end = (t + offset for t in (answer.begin, answer.end))
         assert begin - 10_000_000 < span.start_time_unix_nano
         assert span.start_time_unix_nano < span.end_time_unix_nano

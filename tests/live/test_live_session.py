@@ -1,4 +1,4 @@
-"""The time that goes on while nothing is written, as what follows a log tells it."""
+"""While nothing is written, time goes on for what follows a log."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def watched(
     request: pytest.FixtureRequest, demo_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Watched:
     """Eight clients ask a server with four slots, again and again; every other prompt begins like
-    the one before."""
+    the previous one."""
     log = tmp_path_factory.mktemp("watched") / "server.log"
     each = range(request.param)
     cats = [["there was a cat " * (i + k % 2) for k in each] for i in range(CLIENTS)]

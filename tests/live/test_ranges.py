@@ -25,7 +25,7 @@ from tests.live.followed_logs import events_of_this_process, followed
 
 @contextmanager
 def opened(first: Path) -> Iterator[tuple[RangeOpener, FollowedLog]]:
-    """Follows what there is of a log."""
+    """Follows what exists of a log."""
     with followed(first) as (session, log):
         end = time.monotonic() + 300
         while session.is_catching_up:

@@ -122,7 +122,7 @@ def test_the_heading_names_the_latest_model_and_how_far_it_is() -> None:
 
 
 def test_every_figure_has_its_latest_seconds() -> None:
-    """The second that has just begun is not shown; used cells and memory stay in a pause."""
+    """The second that has just begun is not shown; used cells and memory stay during a pause."""
     rising = [second(NOW - 9 + i, i, 5) for i in range(9) if i != 4]
     seconds = [second(NOW - 24, 1, 1), *rising, second(NOW, 99, 99)]
     frame = frame_of(
@@ -248,8 +248,8 @@ def test_layers_that_do_not_fit_are_averages_of_groups() -> None:
     frame = frame_of(heat={"decode": HEAT, "prefill": {**HEAT, "steps": 1}})
     lines = plain(draw(frame, 80, 24, None, False))
     first = next(i for i, line in enumerate(lines) if line.startswith("── Layers"))
-    told = "decode: latest 20.0 µs, average 16.5 µs of 1,200"
-    assert lines[first] == f"── Layers × blocks {told} ".ljust(80, "─")
+    figures = "decode: latest 20.0 µs, average 16.5 µs of 1,200"
+    assert lines[first] == f"── Layers × blocks {figures} ".ljust(80, "─")
     table = [re.split(r" {2,}", line.strip()) for line in lines[first + 1 : first + 6]]
     assert table == [
         ["a12345678901234 b", "a12345678901234 b"],

@@ -61,7 +61,7 @@ class Served:
 
 
 def a_range(first: int, last: int) -> str | Path:
-    """What opens a range, for a server that cannot: 1 is shown, 2 is a file, 3 is not known."""
+    """Opens a range in place of the server: 1 is shown, 2 is a file, 3 is not known."""
     if first == 3:
         raise UsageError(f"no step ended from second {first} to {last}")
     return f"http://127.0.0.1:1/{last}" if first == 1 else Path(__file__)

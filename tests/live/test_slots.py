@@ -20,7 +20,7 @@ Frame = dict[str, Any]
 
 
 def state_at(t: int, path: Path) -> LiveState:
-    """What is known so many ns after the facts."""
+    """What is known `t` ns after the facts."""
     events, start = server_events()
     path.write_bytes(encode([event for event in events if event.t <= start + t]))
     state, _ = state_of(path)
@@ -92,7 +92,7 @@ def test_a_lane_says_what_the_server_noted(tmp_path: Path) -> None:
 
 
 def test_a_long_prompt_does_not_end_a_request_of_a_slot(tmp_path: Path) -> None:
-    """Its mark is open, however long nothing comes."""
+    """Its mark is open, however long nothing arrives."""
     state = state_at(1760, tmp_path / "server.log")
     state.idle = 10**12
     assert [is_active(lane, state.now) for lane in state.lanes] == [True, True]
@@ -187,7 +187,7 @@ def test_the_terminal_shows_the_queue_and_the_cache(tmp_path: Path) -> None:
 
 
 def test_frames_tell_of_a_prompt_that_was_read(tmp_path: Path) -> None:
-    """Before its first token; the frames after one another have what a key frame has."""
+    """Before its first token; the frames in sequence have what a key frame has."""
     events, _ = server_events()
     (tmp_path / "server.log").write_bytes(encode(events))
     _, frames = state_of(tmp_path / "server.log", 1)
@@ -215,7 +215,7 @@ def test_a_copy_of_a_prompt_has_a_slot_and_does_not_wait(tmp_path: Path) -> None
     assert [lane.request.served and lane.request.served.task for lane in state.lanes] == [None, 11]
 
 
-# --- applications that sample by themselves ---
+# --- applications that do their own sampling ---
 
 
 def test_outputs_are_tokens_if_the_log_has_none(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_the_lanes_are_the_requests(session: Session, state: LiveState) -> None:
 
 @pytest.mark.parametrize("phases", [("begin",), ("end",), ("begin", "end"), ()], ids=" ".join)
 def test_a_mark_names_the_request_that_it_served(phases: tuple[str, ...], tmp_path: Path) -> None:
-    """Whether the application said at its begin or at its end which sequence served it."""
+    """Whether the application named its sequence when it began or when it ended."""
     events = make_log(Random(0).randint, 1, "detailed")
     last = max(event.t for event in events)
     for phase, t in (("end", last), ("begin", events[0].t)):
@@ -173,7 +173,7 @@ def test_frames_tell_what_a_key_frame_tells(log: Path, pause: int) -> None:
     assert key["frame"] == len(deltas)
     seconds: dict[int, object] = {}
     for frame in deltas:
-        # the latest of before may have changed; earlier ones are not repeated
+        # the latest second sent may have changed; earlier ones are not repeated
         assert all(of[0] >= max(seconds, default=0) for of in frame["seconds"])
         seconds.update({of[0]: of for of in frame["seconds"]})
     assert list(seconds.values()) == key["seconds"]
@@ -260,7 +260,7 @@ def metrics_of(state: LiveState) -> Samples:
 
 
 def total(samples: Samples, name: str) -> float:
-    """Of a metric, with all labels."""
+    """The sum of a metric over all labels."""
     return sum(value for key, value in samples.items() if key[0] == name)
 
 

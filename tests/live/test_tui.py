@@ -39,25 +39,25 @@ def test_it_follows_a_log_until_it_is_paused(size: tuple[int, int], tmp_path: Pa
     middle = rest.index(b"\n", len(rest) // 2) + 1
 
     async def use(app: LiveApp, session: LiveSession) -> None:
-        def told() -> tuple[int, int]:
+        def counts() -> tuple[int, int]:
             assert app.frame is not None
             return app.frame["n_steps"], app.frame["n_tokens"]
 
         async with app.run_test(size=size) as pilot:
             with log.open("ab") as file:
                 file.write(rest[:middle])
-            await until(pilot, lambda: told()[0] > 0)
+            await until(pilot, lambda: counts()[0] > 0)
             await pilot.press("p")
-            paused = told()
+            paused = counts()
             with log.open("ab") as file:
                 file.write(rest[middle:])
             await until(pilot, lambda: session.over is not None)
             app.look()  # as its timer does
-            assert told() == paused
+            assert counts() == paused
             assert "PAUSED" in screen(app)
             await pilot.press("p")
             state = session.look(lambda state: state)
-            assert told() == (state.n_steps, state.n_tokens)
+            assert counts() == (state.n_steps, state.n_tokens)
             assert f"{state.n_steps:,} steps" in screen(app)
             assert "the session has ended" in screen(app)
             await pilot.press("question_mark")
@@ -86,11 +86,11 @@ def test_each_phase_is_shown_in_turn(tmp_path: Path) -> None:
     async def use(app: LiveApp) -> None:
         async with app.run_test(size=(100, 40)) as pilot:
             await until(pilot, lambda: app.frame is not None and len(app.frame["heat"]) > 1)
-            told = [next(p for p in app.frame["heat"] if f"{p}: latest" in screen(app))]
+            phases = [next(p for p in app.frame["heat"] if f"{p}: latest" in screen(app))]
             for _ in range(2):
                 await pilot.press("h")
-                told.append(next(p for p in app.frame["heat"] if f"{p}: latest" in screen(app)))
-        assert told == ["decode", "prefill", "decode"]
+                phases.append(next(p for p in app.frame["heat"] if f"{p}: latest" in screen(app)))
+        assert phases == ["decode", "prefill", "decode"]
 
     with followed(log) as (session, _):
         asyncio.run(use(LiveApp(session)))

@@ -55,8 +55,8 @@ def see_frame(process: subprocess.Popen[str], number: int = 0, n_bytes: int = 0)
 
 
 def what_they_got(process: subprocess.Popen[str]) -> list[Frames]:
-    told, _ = process.communicate(timeout=PATIENCE_S)
-    frames: list[Frames] = json.loads(told.strip().splitlines()[-1])
+    printed, _ = process.communicate(timeout=PATIENCE_S)
+    frames: list[Frames] = json.loads(printed.strip().splitlines()[-1])
     return frames
 
 

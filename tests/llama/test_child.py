@@ -86,9 +86,9 @@ class Harm:
 
 
 def test_an_answer_runs_no_code(tmp_path: Path) -> None:
-    for said in (pickle.dumps(Harm(tmp_path / "harm")), b"r" + pickle.dumps(1), b"r\xa1x", b"r"):
+    for reply in (pickle.dumps(Harm(tmp_path / "harm")), b"r" + pickle.dumps(1), b"r\xa1x", b"r"):
         with pytest.raises((ChildEnded, InstrError)):
-            call_in_child(MIB * 64, answer, said)
+            call_in_child(MIB * 64, answer, reply)
     assert not (tmp_path / "harm").exists()
 
 

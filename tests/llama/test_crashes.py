@@ -152,7 +152,9 @@ signal.raise_signal(signal.{name})
     assert "Fatal Python error" in done.stderr
 
 
-def test_who_uses_the_library_by_themselves_keeps_ggmls_way(models: Path, tmp_path: Path) -> None:
+def test_a_program_that_uses_the_library_itself_is_aborted_by_ggml(
+    models: Path, tmp_path: Path
+) -> None:
     """Also after a run of ours in the same process."""
     bad = damaged(
         random_models() / "gpt2-dense.gguf", tmp_path / "bad.gguf", "gpt2.attention.head_count", 3

@@ -50,7 +50,7 @@ def table(held: Held) -> str:
     log, matched = held.recording, held.matched
     assert log is not None
     assert matched is not None
-    prompts = sum(told.prompt_tokens * n for told, n in held.told.items())
+    prompts = sum(outcome.prompt_tokens * n for outcome, n in held.outcomes.items())
     decodes = sum(generation.decodes for generation in log.generations)
     of_left = sum(len(generation.ids) for generation in matched.left)
     rows = {

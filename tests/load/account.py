@@ -146,7 +146,7 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class Told:
+class Outcome:
     """What one client knows about one answered request."""
 
     prompt_tokens: int
@@ -175,24 +175,24 @@ class Matched:
     """generations for clients that hung up"""
 
 
-def match_answers(recording: Recording, told: Counter[Told]) -> Matched:
+def match_answers(recording: Recording, outcomes: Counter[Outcome]) -> Matched:
     """Find a generation for every answer, and an answer or a client that left for every
     generation."""
-    whole = Counter({t.key(): n for t, n in told.items() if not t.left})
+    whole = Counter({t.key(): n for t, n in outcomes.items() if not t.left})
     recorded = Counter(g.key() for g in recording.generations)
     wrong = [f"answered {n} times, not recorded: {key}" for key, n in (whole - recorded).items()]
     matched = Matched(wrong, sum(n * (key[1] + key[3]) for key, n in whole.items()), [])
     # the rest must belong to clients that hung up, as far as the server got
-    left = [t for t, n in told.items() if t.left for _ in range(n)]
+    left = [t for t, n in outcomes.items() if t.left for _ in range(n)]
     for generation in _among(recording.generations, recorded - whole):
         for candidate in left:
-            if _is_begun(generation, candidate):
+            if _is_beginning_of(generation, candidate):
                 left.remove(candidate)
                 matched.left.append(generation)
                 break
         else:
             wrong.append(f"recorded, nobody was answered: {generation.key()}")
-    wrong += [f"begun for a client that hung up, not recorded: {t.key()}" for t in left]
+    wrong += [f"started for a client that hung up, not recorded: {t.key()}" for t in left]
     sampled = recording.sampled - sum(len(generation.ids) for generation in matched.left)
     if sampled != matched.by_usage:
         wrong.append(f"{sampled} tokens were sampled for answers, by usage {matched.by_usage}")
@@ -213,9 +213,9 @@ def _among(
             yield generation
 
 
-def _is_begun(generation: Generation, told: Told) -> bool:
+def _is_beginning_of(generation: Generation, outcome: Outcome) -> bool:
     return (
-        generation.prompt_tokens == told.prompt_tokens
-        and told.text.startswith(generation.text())
-        and generation.text().startswith(told.seen)
+        generation.prompt_tokens == outcome.prompt_tokens
+        and outcome.text.startswith(generation.text())
+        and generation.text().startswith(outcome.seen)
     )

@@ -22,7 +22,7 @@ from itertools import cycle
 from pathlib import Path
 
 from tests.kit.native_kit import ROOT, unpatched_library
-from tests.load.account import Matched, Recording, Told, match_answers, read_recording
+from tests.load.account import Matched, Outcome, Recording, match_answers, read_recording
 from tests.load.client import Answer, ask
 from tests.load.live import LiveView
 from tests.load.mix import EMBEDDINGS, Request, requests_of
@@ -47,7 +47,7 @@ class Expected:
     """The unpatched library's answer to a request."""
 
     answer: Answer
-    told: Told | None
+    outcome: Outcome | None
     """what the log must contain about it; None for nothing"""
 
 
@@ -61,7 +61,7 @@ class Held:
     """requests to the recorded server; the plain one got the same"""
     hung_up: int = 0
     refused: int = 0
-    told: Counter[Told] = field(default_factory=Counter)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
     differing: int = 0
     """answers of either server that differ from the unpatched library's"""
     memory: dict[str, list[dict[str, int]]] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def hold(
     if held.live:
         held.live.check(held.recording)
         held.problems += held.live.problems[:SHOWN]
-    held.matched = match_answers(held.recording, held.told)
+    held.matched = match_answers(held.recording, held.outcomes)
     held.problems += held.matched.wrong[:SHOWN]
     held.problems += check_sizes(held.recording.n_bytes, rotate)
     for part in held.recording.parts:
@@ -158,22 +158,22 @@ def ask_everything(server: Server, mix: list[list[Request]]) -> dict[Request, Ex
     def client(requests: list[Request]) -> None:
         for request in requests:
             answer = ask(server, replace(request, leave_after=None))
-            told = None
+            outcome = None
             if answer.status == 200 and request.evaluates:
                 whole = ask(server, request.whole()) if request.streams else answer
                 assert whole.text == answer.text
-                told = _told(request, whole)
-            expected[request] = Expected(answer, told)
+                outcome = _outcome(request, whole)
+            expected[request] = Expected(answer, outcome)
 
     with ThreadPoolExecutor(len(mix)) as clients:
         list(clients.map(client, mix))  # raises what one of them raised
     return expected
 
 
-def _told(request: Request, whole: Answer) -> Told:
+def _outcome(request: Request, whole: Answer) -> Outcome:
     if request.path == EMBEDDINGS:
-        return Told(whole.usage("prompt_tokens"), 0, "", False)
-    return Told(
+        return Outcome(whole.usage("prompt_tokens"), 0, "", False)
+    return Outcome(
         whole.usage("prompt_tokens"),
         whole.usage("completion_tokens"),
         whole.text,
@@ -247,7 +247,7 @@ def take_answer(
     held.requests += 1
     held.refused += answer.status >= 400
     held.hung_up += request.leave_after is not None
-    if expected.told is not None:
+    if expected.outcome is not None:
         left = request.leave_after is not None
         seen = answer.text if left else ""
-        held.told[replace(expected.told, left=left, seen=seen)] += 1
+        held.outcomes[replace(expected.outcome, left=left, seen=seen)] += 1

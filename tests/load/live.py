@@ -47,7 +47,7 @@ class LiveView:
         while not log.exists():
             assert time.monotonic() < end
             time.sleep(0.1)
-        self._told = (self.directory / "live.txt").open("w")
+        self._errors = (self.directory / "live.txt").open("w")
         self._live = self._start("-m", "llamacpp_instr", "live", str(log), "--no-browser")
         assert self._live.stdout is not None
         address = self._live.stdout.readline().strip()
@@ -60,20 +60,20 @@ class LiveView:
         self._over = threading.Event()
         self._sampler = threading.Thread(target=self._sample)
         self._sampler.start()
-        self._said: list[str] = []
+        self._last_line = ""
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
 
     def _start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, *words], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._told, text=True,
+            stderr=self._errors, text=True,
         )  # fmt: skip
 
     def _start_page(self, request: dict[str, str]) -> subprocess.Popen[str]:
         page = subprocess.Popen(
             ["node", "heap.mjs"], cwd=ui_kit.KIT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._told, text=True,
+            stderr=self._errors, text=True,
         )  # fmt: skip
         assert page.stdin is not None
         page.stdin.write(json.dumps(request) + "\n")
@@ -86,10 +86,10 @@ class LiveView:
                 self.memory.append(memory_of(self._live.pid))
 
     def _listen(self) -> None:
-        """The viewers tell each frame; only the last line is needed."""
+        """The viewers print a line for each frame; only the last line is needed."""
         assert self._viewers.stdout is not None
         for line in self._viewers.stdout:
-            self._said[:] = [line]
+            self._last_line = line
 
     def stop(self) -> None:
         """The log is closed: wait for the viewers, and end the server."""
@@ -105,10 +105,10 @@ class LiveView:
             if (code := self._live.wait(PATIENCE_S)) != 0:
                 self.problems.append(f"instr live ended with {code}")
             if self._page is not None:
-                told, _ = self._page.communicate(timeout=PATIENCE_S)
-                self.heap = [int(line) for line in told.split()]
-            self._told.close()
-        each = json.loads(self._said[0])
+                printed, _ = self._page.communicate(timeout=PATIENCE_S)
+                self.heap = [int(line) for line in printed.split()]
+            self._errors.close()
+        each = json.loads(self._last_line)
         self.frames = min(len(frames) for frames in each)
         self.lost = sum(lost for frames in each for _, lost, *_ in frames)
         for frames in each:

@@ -27,7 +27,7 @@ class Request:
     path: str
     body: str
     leave_after: int | None = None
-    """the client hangs up after so many pieces of the stream"""
+    """the client hangs up after this many pieces of the stream"""
 
     @property
     def streams(self) -> bool:

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of logs."""
+"""Fixtures for the tests of logs."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def check(session: Session) -> None:
 
 
 def check_devices(session: Session, account: Account) -> int:
-    """What each device ran beside the account, from the lines of the log; their ns."""
+    """What each device ran, by the lines of the log, beside the account; the total in ns."""
     whole = 0
     ran: dict[str, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
     for of in session.device_ops:
@@ -114,7 +114,7 @@ def check_devices(session: Session, account: Account) -> int:
 
 
 def fleet_ns(session: Session) -> dict[str, int]:
-    """The time in rows of a fleet's data set that count."""
+    """The time in those rows of a fleet's data set that count."""
     ns = {"steps": 0, "ops": 0}
 
     def write(table: str, found: list[Row]) -> None:

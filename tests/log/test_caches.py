@@ -31,9 +31,9 @@ def caches_of(n_seq_max: int = 4, arch: str = "llama", **hparams: int) -> Caches
 
 @dataclass
 class Cache:
-    """A cache whose cells are known, and what is said of it."""
+    """A cache whose cells are known, and what a log of its changes says about it."""
 
-    said: Caches
+    caches: Caches
     cells: dict[int, tuple[set[int], int]] = field(default_factory=dict)
     """sequences and position, by the cell"""
     n_steps: int = 0
@@ -43,9 +43,9 @@ class Cache:
         return max((pos for seqs, pos in self.cells.values() if seq in seqs), default=-1) + 1
 
     def change(self, op: str, **of: Any) -> None:
-        """Tell that the cells are now others."""
+        """Report that the cells have changed."""
         used = len(self.cells)
-        self.said.take(s.Kv(t=0, ctx=0, op=op, used=used, size=SIZE, bytes=0, n_kv=0, **of))
+        self.caches.take(s.Kv(t=0, ctx=0, op=op, used=used, size=SIZE, bytes=0, n_kv=0, **of))
 
     def remove(self, seq: int, p0: int = -1, p1: int = -1, op: str = "seq_rm") -> None:
         for cell, (seqs, pos) in list(self.cells.items()):
@@ -71,8 +71,8 @@ class Cache:
         self.change("seq_add", seq=seq, p0=0, p1=-1, arg=by)
 
     def step(self, *parts: Part, ubatch: int = SIZE) -> list[Seen]:
-        """Compute the next tokens of these sequences, in ubatches of one sequence; checks what is
-        said, and returns it."""
+        """Compute the next tokens of these sequences, in ubatches of one sequence. Check what the
+        log says about them, and return it."""
         firsts = [self.length(seq) for seq, _ in parts]
         begin = s.StepBegin(
             t=0, step=self.n_steps, ctx=0, kind="decode", phase="decode",
@@ -89,8 +89,8 @@ class Cache:
             for cell, (seq, pos) in zip(free, of, strict=True):
                 self.cells[cell] = {seq}, pos
             self.change("apply", step=begin.step, cells=free if self.verbose else None)
-            told = self.said.compute(compute_of(len(of), begin.step), begin)
-            found.append(self.check(told, of))
+            computed = self.caches.compute(compute_of(len(of), begin.step), begin)
+            found.append(self.check(computed, of))
         return found
 
     def check(self, ubatch: Ubatch, tokens: list[tuple[int, int]]) -> Seen:
@@ -120,7 +120,7 @@ def compute_of(n_tokens: int, step: int) -> s.Compute:
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("n_seq_max", [1, 3])
-def test_what_is_said_of_any_cache_is_true(n_seq_max: int, seed: int) -> None:
+def test_what_is_known_of_any_cache_is_true(n_seq_max: int, seed: int) -> None:
     random = Random(seed)
     cache = Cache(caches_of(n_seq_max), verbose=seed % 3 == 0)
     for _ in range(60):
@@ -151,7 +151,7 @@ def spans(seen: Seen) -> list[tuple[int, int]]:
     return [tuple(span) for span in seen.spans]
 
 
-def test_a_sequence_from_its_begin_is_known() -> None:
+def test_a_sequence_from_its_start_is_known() -> None:
     cache = Cache(caches_of())
     (seen,) = cache.step((0, 8))
     assert seen == Seen(8, (Span(0, 8),), dense=True, in_order=True, size=SIZE)
@@ -194,7 +194,7 @@ def test_a_sequence_in_several_ubatches_has_its_length() -> None:
 
 
 def test_cells_behind_a_window_are_taken_again() -> None:
-    """Then positions are no longer in the cells of their numbers, and none that is seen is lost."""
+    """Positions are then no longer in the cells of the same numbers; none that is seen is lost."""
     cache = Cache(caches_of(arch="gemma3", n_swa=4))
     cache.step((0, 8))
     begin = s.StepBegin(
@@ -202,11 +202,11 @@ def test_cells_behind_a_window_are_taken_again() -> None:
         pos=8, seq=[0], seq_pos=[8], seq_tokens=[2],
     )  # fmt: skip
     cache.change("apply", step=9)  # as many as before
-    (seen,) = cache.said.compute(compute_of(2, 9), begin).caches
+    (seen,) = cache.caches.compute(compute_of(2, 9), begin).caches
     assert (seen.used, spans(seen), seen.dense, seen.in_order) == (8, [(8, 2)], True, False)
 
 
-def test_the_only_sequence_sees_all_cells_also_once_some_were_removed() -> None:
+def test_the_only_sequence_sees_all_cells_even_once_some_were_removed() -> None:
     cache = Cache(caches_of(n_seq_max=1))
     cache.step((0, 10))
     cache.remove(0, 2, 6)
@@ -230,15 +230,17 @@ def test_cells_that_the_log_names_may_be_out_of_order() -> None:
         pos=0, seq=[0], seq_pos=[0], seq_tokens=[8],
     )  # fmt: skip
     cache.change("apply", step=9, cells=list(range(7, -1, -1)))
-    seen = cache.check(cache.said.compute(compute_of(8, 9), begin), [(0, i) for i in range(8)])
+    seen = cache.check(cache.caches.compute(compute_of(8, 9), begin), [(0, i) for i in range(8)])
     assert (spans(seen), seen.dense, seen.in_order) == ([(0, 8)], True, False)
 
 
 STEPS = count()
 
 
-def told(caches: Caches, n: int, used: int, pos: int = -1, n_seqs: int = 1, **more: Any) -> Seen:
-    """What `n` tokens of the next step, without columns of sequences, find."""
+def next_step(
+    caches: Caches, n: int, used: int, pos: int = -1, n_seqs: int = 1, **more: Any
+) -> Seen:
+    """What `n` tokens of the next step see, without columns of sequences."""
     step = next(STEPS)
     begin = s.StepBegin(
         t=0, step=step, ctx=0, kind="decode", phase="decode", n_tokens=n, n_outputs=1,
@@ -251,29 +253,29 @@ def told(caches: Caches, n: int, used: int, pos: int = -1, n_seqs: int = 1, **mo
 
 def test_positions_that_llama_cpp_chooses_follow_those_in_the_cache() -> None:
     caches = caches_of()
-    assert told(caches, 3, 3) == Seen(3, (Span(0, 3),), dense=True, in_order=True, size=SIZE)
-    assert told(caches, 2, 5) == Seen(5, (Span(3, 2),), dense=True, in_order=True, size=SIZE)
-    assert told(caches, 1, 6, pos=5) == Seen(6, (Span(5, 1),), True, True, SIZE)
-    assert told(caches_of(), 2, 9) == Seen(9, size=SIZE), "the cache was not empty"
+    assert next_step(caches, 3, 3) == Seen(3, (Span(0, 3),), dense=True, in_order=True, size=SIZE)
+    assert next_step(caches, 2, 5) == Seen(5, (Span(3, 2),), dense=True, in_order=True, size=SIZE)
+    assert next_step(caches, 1, 6, pos=5) == Seen(6, (Span(5, 1),), True, True, SIZE)
+    assert next_step(caches_of(), 2, 9) == Seen(9, size=SIZE), "the cache was not empty"
 
 
 def test_a_position_that_does_not_follow_is_not_known() -> None:
     caches = caches_of()
-    told(caches, 3, 3, pos=0)
-    assert told(caches, 2, 5, pos=4) == Seen(5, size=SIZE)
-    assert told(caches, 2, 7, pos=6) == Seen(7, size=SIZE), "nor are later ones"
-    assert told(caches_of(), 3, 3, pos=1) == Seen(3, size=SIZE), "a first one that is not 0"
+    next_step(caches, 3, 3, pos=0)
+    assert next_step(caches, 2, 5, pos=4) == Seen(5, size=SIZE)
+    assert next_step(caches, 2, 7, pos=6) == Seen(7, size=SIZE), "nor are later ones"
+    assert next_step(caches_of(), 3, 3, pos=1) == Seen(3, size=SIZE), "a first one that is not 0"
 
 
 def test_tokens_of_several_sequences_without_columns_are_not_known() -> None:
     caches = caches_of()
-    told(caches, 3, 3)
-    assert told(caches, 2, 5, n_seqs=2) == Seen(5, size=SIZE)
+    next_step(caches, 3, 3)
+    assert next_step(caches, 2, 5, n_seqs=2) == Seen(5, size=SIZE)
 
 
 def test_a_compute_outside_of_steps_has_no_tokens_of_a_sequence() -> None:
     caches = caches_of(1)
-    told(caches, 3, 3)
+    next_step(caches, 3, 3)
     caches.take(s.Kv(t=0, ctx=0, op="apply", used=5, size=SIZE))
     ubatch = caches.compute(compute_of(2, -1), None)
     assert (ubatch.alone, ubatch.caches) == ((), (Seen(5, size=SIZE),))
@@ -293,19 +295,19 @@ def test_the_tokens_of_one_sequence_see_each_other() -> None:
 
 @pytest.mark.parametrize(("n", "used", "known"), [(2, 5, True), (2, 6, False), (2, 2, False)])
 def test_a_ubatch_may_take_as_many_cells_as_it_has_tokens(n: int, used: int, known: bool) -> None:
-    """Of three cells that were in use; with two in all, others were removed unseen."""
+    """Three cells are in use before it. If it leaves two, others were removed unseen."""
     caches = caches_of()
-    told(caches, 3, 3)
-    assert told(caches, n, used, pos=3).dense is known
+    next_step(caches, 3, 3)
+    assert next_step(caches, n, used, pos=3).dense is known
 
 
 def test_fewer_cells_than_before_are_not_those_of_a_window() -> None:
     caches = caches_of()
-    told(caches, 6, 6)
-    assert not told(caches, 2, 5, pos=6).dense
+    next_step(caches, 6, 6)
+    assert not next_step(caches, 2, 5, pos=6).dense
     caches = caches_of()
-    told(caches, 6, 6)
-    assert told(caches, 2, 6, pos=6).dense
+    next_step(caches, 6, 6)
+    assert next_step(caches, 2, 6, pos=6).dense
 
 
 def test_caches_come_in_their_order_and_a_state_is_none() -> None:
@@ -345,27 +347,27 @@ def change(caches: Caches, op: str, used: int, **of: Any) -> None:
 def test_which_position_follows_after_a_change(
     op: str, of: dict[str, Any], used: int, follows: int | None
 ) -> None:
-    """Of six cells of one sequence; with a position that is not known, no token is."""
+    """One sequence has six cells. If the position is unknown, so is what the next token sees."""
     caches = caches_of()
-    told(caches, 6, 6)
+    next_step(caches, 6, 6)
     change(caches, op, used, **of)
-    seen = told(caches, 1, used + 1)
+    seen = next_step(caches, 1, used + 1)
     assert seen.dense is (follows is not None)
     assert seen.spans == ((Span(follows, 1),) if follows is not None else ())
 
 
 def test_a_change_between_the_taking_of_cells_and_its_compute_makes_them_unknown() -> None:
-    """The compute then never came."""
+    """The compute never came."""
     caches = caches_of()
-    told(caches, 6, 6)
+    next_step(caches, 6, 6)
     change(caches, "apply", 8)
     change(caches, "seq_rm", 6, seq=0, p0=6, p1=-1)
-    assert not told(caches, 1, 7).dense
+    assert not next_step(caches, 1, 7).dense
     caches = caches_of()
-    told(caches, 6, 6)
+    next_step(caches, 6, 6)
     change(caches, "apply", 8)
     change(caches, "clear", 0)
-    assert told(caches, 1, 1).dense
+    assert next_step(caches, 1, 1).dense
 
 
 @pytest.mark.parametrize(
@@ -376,8 +378,8 @@ def test_cells_that_are_named_are_those_behind_the_last(
     cells: list[int] | None, in_order: bool
 ) -> None:
     caches = caches_of()
-    told(caches, 3, 3)
-    seen = told(caches, 2, 5, cells=cells)
+    next_step(caches, 3, 3)
+    seen = next_step(caches, 2, 5, cells=cells)
     assert (seen.spans, seen.dense, seen.in_order) == ((Span(3, 2),), True, in_order)
 
 

@@ -1,4 +1,4 @@
-"""Connections and their commands in a log: their times, and what `check` says of wrong ones."""
+"""Connections and their commands in a log: their times, and what `check` says about wrong ones."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_commands_of_a_connection_are_in_order(path: Path) -> None:
 
 
 def test_nothing_of_a_merged_log_runs_backwards(path: Path) -> None:
-    """By more than the uncertainty, and what two clocks may differ."""
+    """By more than the uncertainty plus the difference allowed between two clocks."""
     n = 5
     columns: dict[str, Any] = {
         "arrive": [20_000, 10_000, 10_000, 20_000, None], "receive": [10] * n, "work": [100] * n,

@@ -104,7 +104,7 @@ END: dict[str, Any] = {
         (s.TensorStats(**STATS | {"std": float("nan")}), "the deviation is nan"),
     ],
 )  # fmt: skip
-def test_an_event_by_itself(event: s.Event, message: str | None) -> None:
+def test_an_event_on_its_own(event: s.Event, message: str | None) -> None:
     checker = _Checker()
     checker._level = "verbose"
     refs = checker._refs
@@ -127,7 +127,7 @@ def test_an_event_by_itself(event: s.Event, message: str | None) -> None:
     )
 
 
-def test_a_graph_by_itself() -> None:
+def test_a_graph_on_its_own() -> None:
     made = make_log(Random(3).randint, n_contexts=1, level="verbose")
     checker = _Checker()
     for graph in made:
@@ -138,8 +138,8 @@ def test_a_graph_by_itself() -> None:
     rule = checker._graph
     assert list(rule(replace(graph, nodes=None, n_exec=graph.n_nodes))) == []
     more = graph.n_nodes + 1
-    said = f"`n_exec` is {more}, more than `n_nodes` ({graph.n_nodes})"
-    assert list(rule(replace(graph, nodes=None, n_exec=more))) == [said]
+    expected = f"`n_exec` is {more}, more than `n_nodes` ({graph.n_nodes})"
+    assert list(rule(replace(graph, nodes=None, n_exec=more))) == [expected]
     checker._level = "verbose"
     n = len(graph.buffers)
     for buffer, problem in ((-1, False), (n - 1, False), (n, True)):
@@ -171,7 +171,7 @@ def messages(path: Path, events: list[s.Event]) -> list[str]:
 
 
 def moved(kind: type[s.Event], **by: int) -> list[s.Event]:
-    """The log with numbers of the first event of a kind changed by so much."""
+    """The log with numbers of the first event of a kind changed by these amounts."""
     events = log()
     at = next(i for i, event in enumerate(events) if type(event) is kind)
     new: dict[str, Any] = {name: getattr(events[at], name) + n for name, n in by.items()}
@@ -187,16 +187,16 @@ def test_a_step_ends_after_its_compute_and_its_parts(path: Path) -> None:
     last = max(of.t + of.start + of.dur for of in computes)
     at = events.index(end)
 
-    def said(**new: int) -> list[str]:
+    def problems(**new: int) -> list[str]:
         return messages(path, [*events[:at], replace(end, **new), *events[at + 1 :]])
 
-    assert said(t=last, prepare=0, readback=0) == []
-    late = said(t=last - 1, prepare=0, readback=0)
+    assert problems(t=last, prepare=0, readback=0) == []
+    late = problems(t=last - 1, prepare=0, readback=0)
     assert late == [f"step_end: step {end.step} ends 1 ns before its compute"]
     whole = end.t - begin.t
-    assert said(prepare=whole, readback=0, recorder=0) == []
-    assert said(prepare=whole - 3, readback=2, recorder=1) == []
-    assert said(prepare=whole - 3, readback=2, recorder=2) == [
+    assert problems(prepare=whole, readback=0, recorder=0) == []
+    assert problems(prepare=whole - 3, readback=2, recorder=1) == []
+    assert problems(prepare=whole - 3, readback=2, recorder=2) == [
         f"step_end: `prepare`, `readback` and `recorder` take {whole + 1} ns of {whole}"
     ]
 
@@ -207,7 +207,7 @@ def test_a_step_ends_after_its_compute_and_its_parts(path: Path) -> None:
 def test_layers_lie_in_their_compute_as_exactly_as_the_clock_is(
     clock: str, slack: int, path: Path
 ) -> None:
-    """A counter of cycles may be a microsecond beside the clock."""
+    """A counter of cycles may be a microsecond off the clock."""
     assert COUNTER_SLACK == 1000
     events = [e for e in log(clock) if not isinstance(e, s.Ops | s.TensorStats)]
     compute = next(event for event in events if isinstance(event, s.Compute))
@@ -216,14 +216,14 @@ def test_layers_lie_in_their_compute_as_exactly_as_the_clock_is(
     assert isinstance(layers, s.Layers)
     begin, n = compute.t + compute.start, len(layers.dur)
 
-    def said(t: int, dur: int) -> list[str]:
+    def problems(t: int, dur: int) -> list[str]:
         changed = replace(layers, t=t, dur=[*[0] * (n - 1), dur], gap=None)
         return messages(path, [*events[:at], changed, *events[at + 1 :]])
 
-    assert said(begin - slack, 0) == []
-    assert said(begin - slack - 1, 0) == [f"layers: begins {slack + 1} ns before its compute"]
-    assert said(begin, compute.dur + slack) == []
-    assert said(begin, compute.dur + slack + 1) == [
+    assert problems(begin - slack, 0) == []
+    assert problems(begin - slack - 1, 0) == [f"layers: begins {slack + 1} ns before its compute"]
+    assert problems(begin, compute.dur + slack) == []
+    assert problems(begin, compute.dur + slack + 1) == [
         f"layers: ends {slack + 1} ns after its compute"
     ]
 
@@ -257,12 +257,12 @@ def test_a_kernel_of_a_node_that_does_not_run_is_named(path: Path) -> None:
     node = plan.node[1]
     runs = [0 if i == node else n for i, n in enumerate(graph.whole.exec)]
     events[at] = replace(graph, nodes=replace(graph.whole, exec=runs), n_exec=sum(runs), splits=[])
-    said = f"plan: node {node} has a kernel, but in its graph none runs for it"
-    assert said in messages(path, events)
+    expected = f"plan: node {node} has a kernel, but in its graph none runs for it"
+    assert expected in messages(path, events)
 
 
 def test_a_plan_has_all_nodes_of_a_graph_of_the_cpu_alone(path: Path) -> None:
-    """Its last kernel is missing; another backend may have it, and an aborted compute does."""
+    """A last kernel that is missing is a finding, unless the compute was aborted."""
     events = [e for e in log() if not isinstance(e, s.Layers | s.TensorStats)]
     at = next(i for i, event in enumerate(events) if isinstance(event, s.Plan))
     plan = events[at]
@@ -277,8 +277,8 @@ def test_a_plan_has_all_nodes_of_a_graph_of_the_cpu_alone(path: Path) -> None:
         for e in events
     ]
     assert n > 1
-    said = set(messages(path, short))
-    assert said == {
+    found = set(messages(path, short))
+    assert found == {
         f"ops: plan {plan.plan} has {whole - plan.counts[-1]} nodes of {whole} to compute"
     }
     aborted = [replace(e, status=2) if isinstance(e, s.Compute) else e for e in short]
@@ -316,12 +316,12 @@ def test_a_model_has_as_many_tensors_as_it_says(path: Path) -> None:
 # --- findings ---
 
 
-def test_after_so_many_findings_the_rest_is_not_checked(
+def test_after_the_last_finding_shown_the_rest_is_not_checked(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = b'{"event":"sync"}\n'
     monkeypatch.setattr(check, "MAX_FINDINGS", 3)
-    for n, more in ((2, False), (3, True)):  # that the log is not closed is one, too
+    for n, more in ((2, False), (3, True)):  # the unclosed log is also one
         path.write_bytes(encode(log()) + bad * n)
         found = list(check_log(path))
         assert len(found) == 3 + more

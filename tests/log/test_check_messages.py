@@ -173,8 +173,8 @@ def fewer_kernels(events: list[s.Event], status: int) -> tuple[str, list[s.Event
 
 
 def test_only_an_aborted_compute_leaves_kernels_out(path):
-    said, log = fewer_kernels(EVENTS, status=0)
-    assert said in [message for _, message in findings(path, encode(log))]
+    expected, log = fewer_kernels(EVENTS, status=0)
+    assert expected in [message for _, message in findings(path, encode(log))]
     _, log = fewer_kernels(EVENTS, status=1)
     assert [message for _, message in findings(path, encode(log))] == [
         "was not closed: no session_end"
@@ -229,15 +229,15 @@ def test_tensor_stats(path):
     common |= {"compute": compute.compute, "graph": graph.graph}
     values = {"min": -1.0, "max": 1.0, "mean": 0.5, "std": 0.1}
 
-    def said(**wrong: Any) -> list[str]:
+    def problems(**wrong: Any) -> list[str]:
         return added(path, s.TensorStats(**common, **{**right, **values, **wrong}))
 
-    assert said() == []
-    assert said(n=11)[0].startswith("tensor_stats: `nan`, `inf` and `hist` count 10 elements")
-    assert said(mean=2.0) == ["tensor_stats: the mean 2.0 is not between -1.0 and 1.0"]
-    assert said(std=-1.0) == ["tensor_stats: the deviation is -1.0"]
-    assert said(node=10**6)[0].startswith("tensor_stats: node 1000000 of graph ")
-    assert said(layer=77)[0].startswith("tensor_stats: node 3 has layer 77")
+    assert problems() == []
+    assert problems(n=11)[0].startswith("tensor_stats: `nan`, `inf` and `hist` count 10 elements")
+    assert problems(mean=2.0) == ["tensor_stats: the mean 2.0 is not between -1.0 and 1.0"]
+    assert problems(std=-1.0) == ["tensor_stats: the deviation is -1.0"]
+    assert problems(node=10**6)[0].startswith("tensor_stats: node 1000000 of graph ")
+    assert problems(layer=77)[0].startswith("tensor_stats: node 3 has layer 77")
 
 
 def test_splits_and_sync(path):

@@ -27,8 +27,8 @@ def exchanged(
     work: int = 200_000,
     replies: float = 0.6,
 ) -> tuple[Exchanges, Int64, Int64]:
-    """Commands whose ways take `out` and `back`, with a pause of about `every` after each; and the
-    moments at which the server began and ended its work, on the client's clock."""
+    """Commands whose transits take `out` and `back`, with a pause of about `every` after each; and
+    the moments at which the server began and ended its work, on the client's clock."""
     random = np.random.default_rng(seed)
 
     def delays(of: Delays) -> Int64:
@@ -74,7 +74,7 @@ def test_the_truth_lies_inside_the_stated_bound(
     seed: int, offset: int, ppm: float, n: int, ways: tuple[Delays, Delays], every: int,
     replies: float,
 ) -> None:  # fmt: skip
-    """Whatever the clocks, their rates, the ways in both directions and the pauses."""
+    """Whatever the clocks, their rates, the transit times in both directions and the pauses."""
     server_time = steady(offset, ppm)
     exchanges, began, ended = exchanged(seed, server_time, n, *ways, every, replies=replies)
     clock = join_clocks(exchanges)
@@ -110,7 +110,7 @@ def test_drift_is_followed_over_hours(hours: float) -> None:
 
 
 def test_a_rate_that_wanders_is_followed() -> None:
-    """As by the temperature: 5 ppm more or less, in half an hour."""
+    """As with temperature: by 5 ppm up or down, within half an hour."""
 
     def server_time(x: Int64) -> Int64:
         phase = 2 * np.pi * (x - 10**15) / (HOUR / 2)
@@ -127,7 +127,7 @@ def test_a_rate_that_wanders_is_followed() -> None:
 
 
 def test_a_clock_that_jumps_is_followed() -> None:
-    """As after a machine has slept: CLOCK_MONOTONIC of only one of them counted that time."""
+    """As after a machine has slept: the CLOCK_MONOTONIC of only one of them counted that time."""
 
     def server_time(x: Int64) -> Int64:
         return x + np.where(x < 10**15 + 2 * 10**9, 0, 5 * 10**9)
@@ -140,7 +140,7 @@ def test_a_clock_that_jumps_is_followed() -> None:
 
 
 def test_pauses_cost_nothing() -> None:
-    """Between the turns of a conversation nobody knows what the clocks did, and nobody asks."""
+    """Between the turns of a conversation, what the clocks did is unknown and does not matter."""
     server_time = steady(5, 40)
     turns = [exchanged(seed, server_time, n=60) for seed in range(20)]
     shifts = np.arange(len(turns)) * HOUR
@@ -172,7 +172,7 @@ def test_a_long_compute_is_no_pause() -> None:
 
 
 def test_unequal_ways_give_an_honest_interval() -> None:
-    """0.2 ms there, 2 ms back: no log can say how the sum is shared."""
+    """0.2 ms there, 2 ms back: no log can say how the sum is divided."""
     server_time = steady(0, 0)
     exchanges, began, _ = exchanged(5, server_time, out=(200_000, 0), back=(2_000_000, 0))
     clock = join_clocks(exchanges)

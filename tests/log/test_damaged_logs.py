@@ -75,7 +75,7 @@ def accepted(few_events: list[Path]) -> list[Path]:
 
 
 def left(line: str, log: Path) -> BaseException | None:
-    """What `instr` ends with, other than what it may."""
+    """The exception that `instr` ends with, unless it is one that it may end with."""
     shutil.rmtree(log.with_name("DATASET"), ignore_errors=True)
     names = {word: log.with_name(word) for word in line.split() if word.isupper()} | {"LOG": log}
     words = [str(names.get(word, word)) for word in line.split()]

@@ -64,7 +64,7 @@ def test_a_log_with_kernels_of_devices_is_clean(name: str) -> None:
 
 
 def test_a_line_of_a_device_lies_between_submission_and_wait(path: Path) -> None:
-    """By more than the uncertainty of the device, here 40 ns, and what two clocks may differ."""
+    """Within the uncertainty of the device, here 40 ns, plus what two clocks may differ by."""
     slack = 40 + 1000
     assert found(path, {OPS: {"t": SUBMITTED - slack}}) == []
     early = ["ops: begins 1041 ns before split 1 of compute 0 was submitted"]
@@ -73,7 +73,7 @@ def test_a_line_of_a_device_lies_between_submission_and_wait(path: Path) -> None
     assert found(path, {OPS: {"t": late}}) == []
     message = "the ops of split 1 of compute 0 end 1 ns after the wait"
     assert found(path, {OPS: {"t": late + 1}}) == [f"sync: {message}"]
-    # also if the line comes after the wait
+    # even if the line comes after the wait
     ops, sync = EVENTS[OPS], EVENTS[SYNC]
     order = [*EVENTS[:OPS], sync, replace(ops, t=late + 1), *EVENTS[SYNC + 1 :]]
     assert [message for _, message in findings(path, encode(counted(order)))] == [f"ops: {message}"]
@@ -101,7 +101,7 @@ def test_a_line_has_the_nodes_of_its_split_once(path: Path) -> None:
     assert found(path, {}, again) == ["ops: split 1 of compute 0 was given before"]
     # where values are read, it is computed in pieces
     assert found(path, {0: {"perturbed": True}}, again) == []
-    # thread 0 cannot have computed them, too
+    # thread 0 cannot also have computed them
     of_thread = place(s.Ops)
     plan = {"node": [0, 1, 3, 4], "n": [1, 2, 1, 1]}
     durations = {"dur": [900, 1, 1, 1]}
@@ -126,7 +126,7 @@ def test_what_belongs_to_threads_is_no_device_s(path: Path) -> None:
 
 
 def test_a_device_may_be_late_but_not_for_ever(path: Path) -> None:
-    """It may name one of the last 64 computes, also when their step has ended."""
+    """It may name one of the last 64 computes, even after their step has ended."""
     made = make_log(Random(3).randint, n_contexts=1, level="detailed")
     for n in (1, RUNS_KEPT, RUNS_KEPT + 1):
         events = _many(n)
@@ -182,7 +182,7 @@ def test_a_line_may_come_in_the_next_part(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_large_log_have_their_late_kernels(tmp_path: Path) -> None:
-    """Read in parts, each has the kernels of its steps: their times add up to the whole."""
+    """Each part has the kernels of its steps: their times add up to those of the whole log."""
     events = make_log(Random(8).randint, n_contexts=2, level="detailed")
     log = tmp_path / "a.log"
     log.write_bytes(encode(with_devices(events, Random(2))))

@@ -111,7 +111,7 @@ def events_of(path: Path, *lines: str) -> list[Event]:
 
 
 def test_what_the_dialect_does_not_tell_is_empty(tmp_path):
-    """No number of it is invented."""
+    """No number is invented."""
     start, model, context = events_of(tmp_path / "old.log")
     assert isinstance(start, SessionStart)
     assert (start.id, start.wall, start.level, start.t) == (
@@ -154,7 +154,7 @@ def test_the_name_of_a_step_tells_its_phase(name, phase, tmp_path):
     ],
 )
 def test_a_duration_is_a_number_of_one_of_two_units(more, ns, kept, tmp_path):
-    """Else the time of the line is the end, here two seconds later; what is no duration is kept."""
+    """Otherwise the step ends at the time of its line, two seconds later; a note has the value."""
     lines = line("step_begin", "a"), line("step_end", "a", more, seconds=2)
     events = events_of(tmp_path / "old.log", *lines)
     (end,) = of_type(events, StepEnd)

@@ -51,7 +51,7 @@ def figures(request: Request, steps: Table) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_they_are_those_of_the_session(seed: int, tmp_path: Path) -> None:
-    """Of marks that end during the next request's step, with steps that fail or warm up."""
+    """With marks that end during the next request's step, and steps that fail or warm up."""
     log = tmp_path / "made.log"
     events = noted(Random(seed)) if seed < 8 else make_log(Random(seed).randint)
     log.write_bytes(encode(events))

@@ -29,7 +29,7 @@ def parts_of(seed: int, n: int, pid: int) -> list[bytes]:
 
 
 def write_slowly(first: Path, parts: list[bytes], random: Random) -> None:
-    """In pieces that end anywhere. A part begins before the one before it ends."""
+    """In pieces that end anywhere. A part begins before the previous one ends."""
     for number, data in enumerate(parts, 1):
         begin = data.index(b"\n") + 1
         with part_path(first, number).open("ab", buffering=0) as file:

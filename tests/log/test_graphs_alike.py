@@ -1,4 +1,4 @@
-"""A graph is written by what differs from an earlier one, or in columns with each value once."""
+"""A graph is written as what differs from an earlier one, or in columns with each value once."""
 
 from __future__ import annotations
 

@@ -97,18 +97,18 @@ def test_progress_counts_the_bytes_of_all_parts(tmp_path: Path) -> None:
     paths = parts_of(tmp_path)
     sizes = [path.stat().st_size for path in paths]
     (run,) = find_runs(paths)
-    told: list[tuple[int, int]] = []
-    reader = read_run(run, on_progress=lambda *of: told.append(of))
+    calls: list[tuple[int, int]] = []
+    reader = read_run(run, on_progress=lambda *of: calls.append(of))
     assert reader.path == str(paths[0])
     list(reader)
-    assert {total for _, total in told} == {sum(sizes)}
-    done = [done for done, _ in told]
+    assert {total for _, total in calls} == {sum(sizes)}
+    done = [done for done, _ in calls]
     assert done == sorted(done)
     assert {0, sizes[0], sizes[0] + sizes[1], sum(sizes)} <= set(done)
     assert reader.path == str(paths[0])
 
 
-def test_what_is_missing_or_was_not_closed_is_told(tmp_path: Path) -> None:
+def test_what_is_missing_or_was_not_closed_is_reported(tmp_path: Path) -> None:
     paths = parts_of(tmp_path)
     cut = paths[0].read_bytes()
     paths[0].write_bytes(cut[: cut.rindex(b"\n", 0, -1) + 1] + b"bad\n")
@@ -127,7 +127,7 @@ def test_what_is_missing_or_was_not_closed_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "sentence"),
     [
         (LogEnd("closed", 9, 0, 0), ""),
         (LogEnd("unclosed", 9, 0, 0), "the log was not closed"),
@@ -139,9 +139,9 @@ def test_what_is_missing_or_was_not_closed_is_told(tmp_path: Path) -> None:
          "2 events that refer to missing ones were left out; x"),
     ],
 )  # fmt: skip
-def test_the_end_of_a_log_in_words(end: LogEnd, said: str) -> None:
-    assert end.sentence() == said
-    assert end.notes() == ([f"{said[0].upper()}{said[1:]}."] if said else [])
+def test_the_end_of_a_log_in_words(end: LogEnd, sentence: str) -> None:
+    assert end.sentence() == sentence
+    assert end.notes() == ([f"{sentence[0].upper()}{sentence[1:]}."] if sentence else [])
 
 
 @pytest.mark.parametrize(("newline", "lines"), [(True, 3), (False, 3)])
@@ -158,8 +158,8 @@ def test_the_last_line_may_lack_its_newline(newline: bool, lines: int, tmp_path:
 
 def test_progress_is_that_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.log", EVENTS)
-    told: list[tuple[int, int]] = []
-    list(LogReader(path, on_progress=lambda *of: told.append(of)))
+    calls: list[tuple[int, int]] = []
+    list(LogReader(path, on_progress=lambda *of: calls.append(of)))
     size = path.stat().st_size
-    assert told[0] == (0, size)
-    assert told[-1] == (size, size)
+    assert calls[0] == (0, size)
+    assert calls[-1] == (size, size)

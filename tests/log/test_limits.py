@@ -66,7 +66,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_surface_has_its_commands() -> None:
-    """But the debugger's protocol, which comes through a pipe: its framing has limits."""
+    """Except the debugger's protocol, which comes through a pipe: its framing has limits."""
     assert set(COMMANDS) == set(SURFACES) - {"debug_protocol"}
 
 
@@ -84,16 +84,18 @@ def test_no_small_file_takes_much_memory_or_time(
                 [word.replace("FILE", str(file)).replace("OUT", out) for word in command.split()]
             )
     results = tmp_path / "results"
-    # into nothing: what is printed is as long as the file says
+    # discarded: what is printed is as long as the file says
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.limited", str(results)],
         input="".join(json.dumps(line) + "\n" for line in lines), text=True, cwd=ROOT,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
     )  # fmt: skip
-    told = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
+    reported = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     wrong = {
-        " ".join(line): said for line, said in zip(told[::2], told[1::2], strict=False) if said
+        " ".join(line): error
+        for line, error in zip(reported[::2], reported[1::2], strict=False)
+        if error
     }
     assert wrong == {}
-    assert told[::2] == lines, f"died with {told[-1]}: {done.stderr[-1000:]}"
+    assert reported[::2] == lines, f"died with {reported[-1]}: {done.stderr[-1000:]}"
     assert done.returncode == 0

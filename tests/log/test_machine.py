@@ -1,4 +1,4 @@
-"""What other processes took, of intervals that are written down, over whole sessions."""
+"""What other processes took, from intervals written by hand, over whole sessions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def interval(t: int, dur: int = 100, **known: int | None) -> s.Machine:
 
 
 def session(path: Path, *intervals: s.Machine) -> Session:
-    """Four steps of 100 ms, one each 200 ms, from 100 on."""
+    """Four steps of 100 ms, one every 200 ms, from 100 ms on."""
     sketch = Sketch()
     for _ in range(4):
         sketch.pause(100 * MS)

@@ -123,7 +123,7 @@ def recorded(delay: tuple[int, int], rate: float | None = None) -> tuple[Session
 
 @pytest.mark.parametrize("delay", [(0, 0), (500_000, 500_000), (5_000_000, 5_000_000), (0, 10**6)])
 def test_the_delay_of_a_link_is_found(delay: tuple[int, int]) -> None:
-    """0, 1 and 10 ms within 5 %, also if the ways there and back differ."""
+    """0, 1 and 10 ms within 5 %, even if the paths there and back differ."""
     session, steps = recorded(delay)
     slow, fast = (Machines(session, steps).link(name) for name in HOSTS)
     assert slow.round_trip is not None
@@ -153,7 +153,7 @@ def test_a_step_is_compute_wire_and_waits() -> None:
 
 
 def test_a_log_of_the_client_alone_has_round_trips() -> None:
-    """What of them the machine takes is not known."""
+    """The machine's share of them is not known."""
     session, steps = recorded((500_000, 500_000))
     calls = {**session.calls.columns}
     for name in ("received", "started", "done", "replied", "ran", "ran_end"):

@@ -50,11 +50,11 @@ def servers(**of: int) -> list[Server]:
     out=st.integers(0, 2_000_000),
     back=st.integers(0, 2_000_000),
 )
-def test_each_kernel_is_there_once_at_its_time(
+def test_each_kernel_appears_once_at_its_time(
     seed: int, n_steps: int, per_server: int, out: int, back: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:  # fmt: skip
-    """Clocks an hour ahead and behind, drift, and ways of unequal length."""
+    """Clocks an hour ahead and behind, drift, and paths of unequal length."""
     tmp_path = tmp_path_factory.mktemp("merge")
     made = made_logs(seed, servers(out=out, back=back), n_steps, per_server)
     paths = made.write(tmp_path)

@@ -136,10 +136,10 @@ def test_a_lenient_reader_keeps_what_is_whole(
         return  # without its first line it is not a log
     session = load_session(path, lenient=True)
     n_lines = sum(1 for _ in read_events(path, lenient=True))
-    told = session.log_end
-    assert told.skipped + n_lines == told.lines
-    assert 0 <= told.left_out < n_lines
-    if told.left_out:
+    end = session.log_end
+    assert end.skipped + n_lines == end.lines
+    assert 0 <= end.left_out < n_lines
+    if end.left_out:
         with pytest.raises(LogError):
             load_session(path)
     tables_of(session)

@@ -185,9 +185,9 @@ START = LOG.splitlines(keepends=True)[0]
     ],
 )
 def test_a_wrong_line_is_named_and_explained(line, expected, path):
-    said = message(path, START + line + b"\n" + SYNC + b"}\n")
-    assert said.startswith(f"LOG:2: {expected}")
-    assert len(said) < 200
+    error = message(path, START + line + b"\n" + SYNC + b"}\n")
+    assert error.startswith(f"LOG:2: {expected}")
+    assert len(error) < 200
 
 
 def test_what_is_no_log_is_told_from_what_is_too_new(path):

@@ -1,4 +1,4 @@
-"""Requests that are found step by step, from calls that are written down."""
+"""Requests that are found step by step, from calls written by hand."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_after_the_end_of_its_span_a_request_is_over() -> None:
     assert finder.serve(5) is first, "without a span"
 
 
-def test_a_span_at_the_begin_of_the_clock_has_an_arrival() -> None:
+def test_a_span_at_the_start_of_the_clock_has_an_arrival() -> None:
     request = Request(0, 0, arrival=0, begin=5)
     assert (request.first, request.queued) == (0, 5)
 

@@ -82,8 +82,8 @@ def test_an_unknown_context_is_refused_by_all(kind: type[s.Event], tmp_path: Pat
 
 
 def resolver(*kinds: type[s.Event]) -> tuple[Resolver, list[s.Event]]:
-    """A resolver that has taken a log's session, models and contexts; a graph and what `kinds` say,
-    one of each."""
+    """A resolver that has taken a log's session, models and contexts; and one event of each of
+    these kinds."""
     events = make_log(Random(4).randint, n_contexts=1, level="detailed")
     refs = Resolver()
     for line, event in enumerate(events, 1):
@@ -108,8 +108,8 @@ def test_only_the_graphs_of_a_context_that_were_used_last_can_be_named() -> None
     assert problems(refs, compute, compute=0, graph=0, step=-1) == []
     assert problems(refs, graph, graph=s.GRAPHS_KEPT) == []
     assert problems(refs, compute, compute=1, graph=0, step=-1) == []
-    said = f"was given, but {s.GRAPHS_KEPT} others of its context were given or computed since"
-    assert problems(refs, compute, compute=2, graph=1, step=-1) == [f"graph 1 {said}"]
+    reason = f"was given, but {s.GRAPHS_KEPT} others of its context were given or computed since"
+    assert problems(refs, compute, compute=2, graph=1, step=-1) == [f"graph 1 {reason}"]
     assert len(refs.graphs) == s.GRAPHS_KEPT
     assert len(refs.plans) == s.GRAPHS_KEPT - 1
 
@@ -123,10 +123,10 @@ def test_only_the_contexts_that_were_named_last_can_be_named() -> None:
     assert problems(refs, sync, ctx=1) == []
     assert problems(refs, context, ctx=1000) == []
     assert problems(refs, context, ctx=1001) == []
-    said = f"was given, but {s.CONTEXTS_KEPT} others were named since"
+    reason = f"was given, but {s.CONTEXTS_KEPT} others were named since"
     assert problems(refs, sync, ctx=1) == []
-    assert problems(refs, sync, ctx=0) == [f"context 0 {said}"]
-    assert problems(refs, sync, ctx=2) == [f"context 2 {said}"]
+    assert problems(refs, sync, ctx=0) == [f"context 0 {reason}"]
+    assert problems(refs, sync, ctx=2) == [f"context 2 {reason}"]
     assert len(refs.contexts) == s.CONTEXTS_KEPT
     assert not refs.graphs
     assert not refs.plans

@@ -89,7 +89,7 @@ def test_chunks_are_the_content_and_none_is_too_large(compress, size: int, tmp_p
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_file_that_expands_more_than_so_many_times_is_no_log(
+def test_a_file_that_expands_beyond_the_limit_is_no_log(
     refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"

@@ -1,4 +1,4 @@
-"""When results were there, which steps count, and which logs are one run, from numbers by hand."""
+"""When results were ready, which steps count, and which logs are one run, by hand."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LONG = 20_000
         ([(0, 99, LONG)], [150, 350, 250]),
         ([(0, 299, LONG)], [299 + LONG, 350, 250]),
         ([(0, 300, LONG)], [150, 300 + LONG, 250]),
-        # of its context, of which the steps may end in another order
+        # of its context, whose steps may end in another order
         ([(1, 400, LONG)], [150, 350, 400 + LONG]),
         ([(2, 400, LONG)], [150, 350, 250]),
         ([(0, 200, LONG), (0, 150, LONG)], [200 + LONG, 350, 250]),
@@ -98,7 +98,7 @@ def test_the_latest_step_of_a_context_waits_for_its_result() -> None:
     assert settled[2:] == [("c", 300)]
 
 
-def test_steps_of_so_many_contexts_wait() -> None:
+def test_steps_of_a_limited_number_of_contexts_wait() -> None:
     settled: list[tuple[int, int]] = []
     latest = LatestSteps[int](lambda *of: settled.append(of))
     for ctx in range(CONTEXTS_KEPT):

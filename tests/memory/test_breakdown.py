@@ -105,7 +105,7 @@ def test_what_a_device_holds_and_what_it_would_need() -> None:
 
 
 def test_a_file_is_mapped_from_its_first_tensor_to_its_last(tmp_path: Path) -> None:
-    """Of four tensors of 64 bytes, one after the other; in two parts, each is a range."""
+    """Four tensors of 64 bytes lie one after the other; if there are two parts, each is a range."""
     for n, whole in ((0, 192), (2, 64 + 64)):
         writer = gguf.GGUFWriter(tmp_path / f"m{n}.gguf", "llama", split_max_tensors=n)
         for name in "abcd":

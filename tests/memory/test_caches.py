@@ -19,7 +19,7 @@ from tests.kit.reports import by_title
 @pytest.mark.parametrize("name", ["llama-dense", "gemma3-dense", "falcon-h1-dense"])
 def test_what_a_context_uses_is_the_sum_over_its_caches(instr: Instr, tmp_path: Path, name: str):
     """Against the caches' own tensors. With a sliding window, layers are in caches of two sizes;
-    with a recurrent state, there is one of it too."""
+    a recurrent state is in one of its own."""
     model = random_models() / f"{name}.gguf"
     done = instr("run", model, "-p", "a" * 400, "-n", 90, "--ctx", 2048, "--log", "a.log")
     assert done.returncode == 0, done.stderr

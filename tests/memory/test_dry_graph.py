@@ -70,7 +70,7 @@ def differences(log: Path) -> str:
     tokens = int(session.computes["n_tokens"][-1])
     options = ContextOptions(batch=40, ubatch=40 if tokens > 1 else 32)
     model = load_model_file(random_models() / f"{log.stem}.gguf")
-    # here, and not in a child as `dry_graphs`, which takes most of its time to start
+    # here, not in a child like `dry_graphs`, which spends most of its time starting
     (dry,) = _dry_graphs(model, options, [UbatchShape(tokens, past=40)])
     assert dry.source == "reserve"
     assert recorded.nodes is not None

@@ -201,13 +201,13 @@ def test_the_unpatched_library_logs_the_same_sizes(
     for path, options, logged in truth:
         assert logged, path
         plan = dry_run(load_model_file(path), options, True)
-        told = {(k, b): mib for k, buffers in logged.items() for b, mib in buffers.items()}
+        real = {(k, b): mib for k, buffers in logged.items() for b, mib in buffers.items()}
         planned = {use: n / MIB for use, n in planned_uses(plan).items()}
         kinds |= set(planned)
-        for use in set(told) | set(planned):
+        for use in set(real) | set(planned):
             # each figure of a line is rounded to 0.01 MiB
             rounding = 0.03
-            assert told.get(use, 0) == pytest.approx(planned.get(use, 0), abs=rounding), (path, use)
+            assert real.get(use, 0) == pytest.approx(planned.get(use, 0), abs=rounding), (path, use)
     assert {("weights", "CPU_Mapped"), ("cache", "CPU"), ("compute", "CPU")} <= kinds
 
 

@@ -38,7 +38,7 @@ GB = 10**9
 # --- the machine ---
 
 
-def test_memory_and_swap_are_told_in_kibibytes() -> None:
+def test_memory_and_swap_are_read_in_kibibytes() -> None:
     meminfo = "MemTotal:       2000 kB\nMemFree:   7 kB\nSwapTotal:  100 kB\nA: b: c\n"
     assert machine._total(meminfo) == 2100 * 1024
 
@@ -132,7 +132,7 @@ def test_a_device_that_lacks_memory_is_a_warning_with_the_layers_that_fit(
 def test_a_weight_that_ggml_cannot_multiply_is_refused(
     name: str, type_: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Indices are looked up."""
+    """Indices are not multiplied but looked up."""
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     numbers = {"I32": np.int32, "F64": np.float64, "F32": np.float32}[type_]
     writer.add_tensor("first", np.zeros(4, np.float32))

@@ -63,6 +63,6 @@ def test_the_machines_memory_is_what_the_system_says(
 
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(machine, "_LIMITS", (limit, tmp_path / "of another version"))
-    for told, there in (("max\n", memory + swap), ("65536\n", 65536), (f"{1 << 63}\n", None)):
-        limit.write_text(told)
-        assert machine.machine_memory() == (there or memory + swap)
+    for content, expected in (("max\n", memory + swap), ("65536\n", 65536), (f"{1 << 63}\n", None)):
+        limit.write_text(content)
+        assert machine.machine_memory() == (expected or memory + swap)

@@ -19,7 +19,7 @@ TRUE = {
 
 
 def found(path: Path, tokens: int = 3, **changes: int | None) -> list[str]:
-    """Of two layers with four heads of 2, two of keys, and a vocabulary of three."""
+    """For two layers with four heads of 2, two heads of keys, and a vocabulary of three."""
     path.unlink(missing_ok=True)
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in (TRUE | {key.replace("__", "."): of for key, of in changes.items()}).items():
@@ -75,7 +75,7 @@ def test_what_differs_is_named_with_both(
     assert found(tmp_path / "m.gguf", **changes) == words
 
 
-def test_a_part_of_a_head_is_told(tmp_path: Path) -> None:
+def test_a_part_of_a_head_is_named(tmp_path: Path) -> None:
     words = ["attention.head_count_kv is 1, but the file has 1.33333 heads in blk.0.attn_k"]
     changes = {"attention__head_count_kv": 1, "attention__key_length": 3}
     assert found(tmp_path / "m.gguf", **changes) == words

@@ -143,8 +143,8 @@ def test_its_loss_is_that_of_the_page(
         llama.reset()
         llama.eval(ids[:-1])
         logits = llama.scores[: len(ids) - 1].astype(np.float64)
-        told = logits[np.arange(len(ids) - 1), ids[1:]]
-        losses += (np.logaddexp.reduce(logits, axis=1) - told).tolist()
+        target = logits[np.arange(len(ids) - 1), ids[1:]]
+        losses += (np.logaddexp.reduce(logits, axis=1) - target).tolist()
     entropy = sum(story.nats for story in held_out) / len(losses)
     page = re.findall(r"(\d\.\d{4}) nats per token", PAGE)
     assert [np.mean(losses), entropy] == pytest.approx([float(x) for x in page], abs=0.001)

@@ -29,10 +29,10 @@ def quantize(
     flags, (file_type,) = options[:-1], options[-1:]
     command = [program, *flags, source, into, file_type, "2"]
     done = subprocess.run(command, capture_output=True, text=True)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    warned = {m[1]: (m[4].upper(), m[5].upper()) for m in WARNING.finditer(said)}
-    assert len(warned) == said.count("not divisible"), "every warning was parsed"
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    warned = {m[1]: (m[4].upper(), m[5].upper()) for m in WARNING.finditer(printed)}
+    assert len(warned) == printed.count("not divisible"), "every warning was parsed"
     return load_model_file(into), warned
 
 
@@ -57,34 +57,35 @@ def test_what_llama_quantize_warned_of(
         source = models / "t5.gguf"
     model, warned = quantize(source, tmp_path / "quantized.gguf", file_type)
     assert warned or file_type == "Q4_0"
-    told = found(model)
-    assert set(warned) <= set(told)
+    fallbacks = found(model)
+    assert set(warned) <= set(fallbacks)
     assert all(
-        wanted in told[name][0] and told[name][1] == has for name, (wanted, has) in warned.items()
+        wanted in fallbacks[name][0] and fallbacks[name][1] == has
+        for name, (wanted, has) in warned.items()
     )
     # it prints nothing about one tensor: the output matrix becomes Q8_0
-    silent = set(told) - set(warned)
+    silent = set(fallbacks) - set(warned)
     head = "output.weight" if "output.weight" in model.by_name else "token_embd.weight"
     assert silent <= {head}
-    assert all(told[name][1] in ("Q8_0", "F16") for name in silent)
+    assert all(fallbacks[name][1] in ("Q8_0", "F16") for name in silent)
 
 
 def test_a_width_that_256_does_not_divide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_models, "WIDTH", 288)
     source = tiny_models.write_llama(tmp_path / "source.gguf")
     model, warned = quantize(source, tmp_path / "quantized.gguf", "Q4_K_M")
-    told = found(model)
+    fallbacks = found(model)
     # the embeddings are also the output matrix here
-    assert set(told) == set(warned) | {"token_embd.weight"}
-    assert told["token_embd.weight"] == (["Q6_K"], "Q8_0")
-    assert told["blk.0.ffn_up.weight"] == (["Q4_K"], "Q5_0")
-    assert told["blk.1.attn_v.weight"] == (["Q6_K"], "Q8_0")
+    assert set(fallbacks) == set(warned) | {"token_embd.weight"}
+    assert fallbacks["token_embd.weight"] == (["Q6_K"], "Q8_0")
+    assert fallbacks["blk.0.ffn_up.weight"] == (["Q4_K"], "Q5_0")
+    assert fallbacks["blk.1.attn_v.weight"] == (["Q6_K"], "Q8_0")
     up = next(f for f in find_fallbacks(model) if f.weight.name == "blk.0.ffn_up.weight")
     assert up.more_bytes == 288 * 64 * 5.5 / 8 - 288 * 64 * 4.5 / 8
     report = next(
         r for r in compute_inspection(model) if r.title.startswith("Types that fell back")
     )
-    assert [row[0] for row in report.rows] == [w.name for w in model.weights if w.name in told]
+    assert [row[0] for row in report.rows] == [w.name for w in model.weights if w.name in fallbacks]
     assert ["blk.0.ffn_up.weight", 288, "Q4_K", "Q5_0", up.more_bytes] in report.rows
 
 
@@ -95,10 +96,10 @@ def test_rows_that_32_does_not_divide_are_f16(
     source = tiny_models.write_llama(tmp_path / "source.gguf")
     for file_type in ("Q4_K_S", "Q8_0"):
         model, warned = quantize(source, tmp_path / f"{file_type}.gguf", file_type)
-        told = found(model)
-        assert set(warned) <= set(told) <= {*warned, "token_embd.weight"}
-        assert told["blk.0.attn_q.weight"][1] == "F16"
-        assert "blk.0.attn_norm.weight" not in told
+        fallbacks = found(model)
+        assert set(warned) <= set(fallbacks) <= {*warned, "token_embd.weight"}
+        assert fallbacks["blk.0.attn_q.weight"][1] == "F16"
+        assert "blk.0.attn_norm.weight" not in fallbacks
 
 
 def test_nothing_falls_back_where_nothing_was_asked_for(tmp_path: Path, demo_model: Path) -> None:

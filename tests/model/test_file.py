@@ -88,6 +88,6 @@ def test_a_vocabulary_has_no_weights(models: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 3])
-def test_of_an_array_as_much_as_is_asked_for(demo_model: Path, limit: int) -> None:
+def test_an_array_is_read_as_far_as_is_asked_for(demo_model: Path, limit: int) -> None:
     array = load_model_file(demo_model).arrays["tokenizer.ggml.tokens"]
     assert len(read_array(demo_model, array, limit)) == limit

@@ -1,4 +1,4 @@
-"""Whatever a header claims, the result is one clear line or true, at a bounded cost."""
+"""Whatever a header claims, the result is correct or one clear line of error, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write(path: Path, entries: list[bytes], tensors: list[bytes], data: int = 40
 
 def inspect(path: Path) -> str | None:
     """The error message for a file; None if every report was rendered in every format. Files that
-    are not damaged are rendered, also where llama.cpp could not load them."""
+    are not damaged are rendered, even where llama.cpp could not load them."""
     try:
         model = load_any_file(path)
         reports = [*compute_inspection(model), compute_tensors(model)]

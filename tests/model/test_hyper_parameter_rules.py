@@ -19,7 +19,7 @@ LATENT: Values = {"attention.key_length_mla": 192, "rope.dimension_count": 0}
 
 
 def problem(path: Path, arch: str, values: Values) -> str | None:
-    """What is said against a model with these hyper-parameters, without its path."""
+    """The message for a model with these hyper-parameters, without its path."""
     path.unlink(missing_ok=True)
     writer = gguf.GGUFWriter(path, arch)
     for key, value in values.items():

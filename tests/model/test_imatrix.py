@@ -1,4 +1,4 @@
-"""Importance matrices are read like llama-quantize reads them; damaged ones are refused."""
+"""Importance matrices are read as llama-quantize reads them; damaged ones are refused."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Newcomer:
         )  # fmt: skip
 
     def start(self, line: Line, output: Path, **variables: str) -> subprocess.Popen[bytes]:
-        """Start a line that does not end by itself, like `commands_kit.Place`."""
+        """Start a line that does not end on its own, like `commands_kit.Place`."""
         self.ran.append(line)
         return start(line, self.directory, self.environment | variables, output)
 
@@ -105,7 +105,7 @@ def _clone(directory: Path) -> None:
 def _settings_of_the_machine() -> dict[str, str]:
     """Variables for what programs would look for in the real home."""
     home = Path.home()
-    found = {"PIP_CACHE_DIR": _said([sys.executable, "-m", "pip", "cache", "dir"])}
+    found = {"PIP_CACHE_DIR": _printed([sys.executable, "-m", "pip", "cache", "dir"])}
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     for settings in (home / ".pip" / "pip.conf", config / "pip" / "pip.conf"):
         if settings.is_file() and "PIP_CONFIG_FILE" not in os.environ:
@@ -115,9 +115,9 @@ def _settings_of_the_machine() -> dict[str, str]:
     if shutil.which("npm"):
         found["npm_config_cache"] = str(home / ".npm")
     if shutil.which("ccache"):
-        found["CCACHE_DIR"] = _said(["ccache", "--get-config", "cache_dir"])
+        found["CCACHE_DIR"] = _printed(["ccache", "--get-config", "cache_dir"])
     return found
 
 
-def _said(command: list[str]) -> str:
+def _printed(command: list[str]) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

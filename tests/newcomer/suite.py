@@ -172,8 +172,8 @@ print(json.dumps({"version": found.version, "imported": llama_cpp.__file__,
                   "from": found.read_text("direct_url.json")}))
 END""")
     assert_well(done)
-    said: dict[str, str] = json.loads(done.stdout)
-    return said
+    origin: dict[str, str] = json.loads(done.stdout)
+    return origin
 
 
 # --- docs/explanation/demo-model.md ---

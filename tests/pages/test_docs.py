@@ -60,7 +60,7 @@ OTHERS = {
     "make docker-test": engine_lines.docker_lines(),
     "make test-peers": [*import_lines.import_lines(), *import_lines.against_lines()],
 }
-"""who else runs lines, and which: they need an index or an engine, or serve until Ctrl-C"""
+"""what else runs lines, and which: they need an index or an engine, or serve until Ctrl-C"""
 
 WITH_PYTHON = ("debug-a-model", "record-my-app")
 """guides whose Python is run here"""
@@ -70,14 +70,14 @@ PATCHES = "patches/README.md"
 
 
 def runner(line: Line) -> str | None:
-    """Who else runs a line; None where it is run here."""
+    """What else runs a line; None where it is run here."""
     if line.text.startswith("instr build") and not sdist_at_hand():
         return "make test-docs"
     return next((who for who, lines in OTHERS.items() if line in lines), None)
 
 
 def sdist_at_hand() -> bool:
-    """Whether what `instr build` begins with need not be fetched; in CI it is fetched."""
+    """Whether what `instr build` starts from need not be fetched; in CI it is fetched."""
     version = read_upstream(patches_dir()).version
     kept = cache_dir() / "sdist" / f"llama_cpp_python-{version}.tar.gz"
     return kept.is_file() or "CI" in os.environ
@@ -85,7 +85,7 @@ def sdist_at_hand() -> bool:
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory, quick: str) -> Path:
-    """Models and logs that the pages speak of, made of the demo model."""
+    """Models and logs that the pages mention, made from the demo model."""
     directory = tmp_path_factory.mktemp("stock")
     shutil.copyfile(DEMO, directory / "model-F16.gguf")
     tiny_models.write_bert(directory / "encoder.gguf")
@@ -168,7 +168,7 @@ def uses_device(block: list[Line]) -> bool:
     return any(re.search(r"--gpu-layers [1-9]", line.text) for line in block)
 
 
-# the examples of one command form one block, and some occur on another page, too
+# the examples of one command form one block, and some also occur on another page
 EXAMPLES = "docs/reference/commands.md"
 README = [line.text for line in LINES if line.page == "README.md"]
 ELSEWHERE = [line.text for line in LINES if line.page != EXAMPLES]
@@ -262,7 +262,7 @@ def test_the_python_of_a_page_runs(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_line_is_run_by_somebody() -> None:
+def test_every_line_is_run_somewhere() -> None:
     """By this file, or by one of the others; a new line is tried here unless another takes it."""
     run = {line.text for block in RUNNABLE for line in block if not runner(line)}
     run |= {line.text for line in LINES if line.page == PATCHES}

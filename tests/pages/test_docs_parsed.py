@@ -1,6 +1,6 @@
 """What README and docs name exists: commands with their options, and extras of the package.
 
-This parses the lines that need a container, too; tests/pages/test_docs.py runs the others, or says
+This also parses the lines that need a container; tests/pages/test_docs.py runs the others, or says
 which suite does.
 """
 
@@ -85,7 +85,7 @@ def test_commands_and_options_within_sentences_exist() -> None:
             assert re.match(r"[\w-]+", first)[0] in every, f"{page}: {span}"  # type: ignore[index]
 
 
-def test_extras_that_pip_is_told_exist() -> None:
+def test_extras_in_lines_of_pip_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = re.findall(r"^([\w-]+) = \[", project.partition("optional-dependencies]")[2], re.M)
     for page in PAGES:

@@ -1,6 +1,6 @@
 """The imported models that several peer suites share.
 
-`make test` reads this file, too, and has no PyTorch: what needs it is imported by the fixture.
+`make test` also reads this file, and has no PyTorch: what needs it is imported by the fixture.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from tests.peers.run_instr import instr
 TOLERANCE = 5e-4
 """NMSE, as test-backend-ops allows for products"""
 OF_QUANTIZED = 1e-3
-"""with quantized weights, for which ggml rounds activations to 8 bits, too"""
+"""with quantized weights, for which ggml also rounds activations to 8 bits"""
 
 
 def _demo(_folder: Path) -> str:

@@ -11,7 +11,7 @@ import re
 from tests.kit.commands_kit import PAGES, Line, lines_of
 
 HUGGING_FACE, META, ADAPTER = "Llama-3.2-1B", "llama-2-7b", "adapter"
-"""the folders that the pages speak of"""
+"""the folders that the pages mention"""
 
 _IMPORTS = re.compile(rf"instr import |instr run {HUGGING_FACE} |make test-peers$")
 _COMPARES = re.compile(rf"instr validate .*--reference {HUGGING_FACE}")
@@ -23,7 +23,7 @@ def import_lines() -> list[Line]:
 
 
 def against_lines() -> list[Line]:
-    """Those that compare; they are of the file llama.gguf."""
+    """Those that compare; they are about the file llama.gguf."""
     return _lines(_COMPARES)
 
 

@@ -1,4 +1,4 @@
-"""An imported model computes what the model computes that was imported: transformers agrees.
+"""An imported model computes what its source computes: transformers agrees.
 
 Not part of `make test`: it needs PyTorch. `make test-peers` runs it.
 """
@@ -112,7 +112,7 @@ def test_every_type(
     made: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    """The weights have the type, and are rounded as much as the type does."""
+    """The weights have the type, and the errors of rounding to it."""
     model, folder = made()
     imported = import_model(open_source(folder), tmp_path / "model.gguf", type_)
     assert imported is not None

@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server with a data base of its own."""
+    """The address of a server with a database of its own."""
     ports = []
     for _ in range(2):
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -64,7 +64,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spans_of(address: str, n: int) -> list[Json]:
-    """All that it has, once these are so many: it stores them some time after it took them."""
+    """All that it has, once there are `n`: it stores them some time after it accepted them."""
     while True:
         found: list[Json] = []
         cursor = ""

@@ -118,14 +118,14 @@ def test_run_imports_a_folder_once_for_each_of_its_states(
     _, folder, _ = llama
     own = tmp_path / "model"
     shutil.copytree(folder, own)
-    said: list[str] = []
-    first = imported(own, said.append)
-    assert imported(own, said.append) == first
+    notices: list[str] = []
+    first = imported(own, notices.append)
+    assert imported(own, notices.append) == first
     (own / "generation_config.json").write_text("{}")
-    second = imported(own, said.append)
+    second = imported(own, notices.append)
     assert second != first
     assert not first.exists(), "one file for a folder"
-    beginnings = [line.split()[0] for line in said]
+    beginnings = [line.split()[0] for line in notices]
     assert beginnings == ["importing", "model:", "importing"]
 
 
@@ -133,7 +133,7 @@ def test_run_imports_a_folder_once_for_each_of_its_states(
 def place(
     llama: tuple[Any, Path, bytes], tmp_path: Path, environment: dict[str, str]
 ) -> Callable[[str], subprocess.CompletedProcess[str]]:
-    """Runs a line in a folder with what the pages speak of."""
+    """Runs a line in a folder with the files that the pages mention."""
     model, folder, _ = llama
     shutil.copytree(folder, tmp_path / import_lines.HUGGING_FACE)
     write_meta(tmp_path / import_lines.META, model, folder / "tokenizer.model", 1)
@@ -289,7 +289,7 @@ def test_wrong_input_is_one_line_and_no_file(
 
 
 def test_memory_depends_on_the_largest_tensor_alone(tmp_path: Path) -> None:
-    """Eight times the layers take no more of it."""
+    """Eight times as many layers take no more memory."""
     peaks = []
     for n_layers in (1, 8):
         folder = tmp_path / f"model-{n_layers}"
@@ -306,8 +306,8 @@ def test_a_killed_or_interrupted_import_leaves_nothing(tmp_path: Path) -> None:
             [sys.executable, "-m", "llamacpp_instr", "import", folder, "-o", tmp_path / "out.gguf"],
             stderr=subprocess.DEVNULL,
         )
-        begun = time.monotonic()
-        while not list(tmp_path.glob(".instr-*")) and time.monotonic() - begun < 60:
+        started = time.monotonic()
+        while not list(tmp_path.glob(".instr-*")) and time.monotonic() - started < 60:
             time.sleep(0.05)
         time.sleep(1)
         process.send_signal(number)

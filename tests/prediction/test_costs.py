@@ -83,7 +83,7 @@ def test_with_one_measured_number_computing_gets_faster_and_nothing_else_changes
 @pytest.mark.parametrize(
     ("one", "four", "powers"),
     [
-        # both grow with the square of the threads: at most as they do
+        # both grow with the square of the threads: extrapolated in proportion to them at most
         (1.0, 16.0, {"ns_per_mac": 0, "ns_per_dot": 0, "of_stream": 0, "blend": 0}),
         # both fall with the square
         (16.0, 1.0, {"ns_per_mac": -1, "ns_per_dot": -1, "ns_per_input": -1}),

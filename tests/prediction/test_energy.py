@@ -65,7 +65,7 @@ def test_a_processor_whose_counter_cannot_be_read_hides_no_other(tmp_path: Path)
     assert read_joules(tmp_path) == {"intel-rapl:2": (2.0, 1000.0)}
 
 
-def test_watts_are_the_energy_of_the_runs_that_have_one_by_their_time(
+def test_watts_are_energy_divided_by_the_time_of_the_runs_that_have_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Recordings of two models with 1, 2, 3 and 4 threads: joules and seconds of each."""
@@ -89,10 +89,10 @@ def test_watts_are_the_energy_of_the_runs_that_have_one_by_their_time(
     fitted: list[tuple[list[list[Sample]], dict[int, float]]] = []
     monkeypatch.setattr(measure, "record_subjects", recordings)
     monkeypatch.setattr(measure, "fit", lambda *of: fitted.append(of))
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     subjects: list[Subject] = list(measure.SUBJECTS[:2])
-    measure.measure_kernels([1, 2, 3, 4], lambda *of: told.append(of), subjects)
+    measure.measure_kernels([1, 2, 3, 4], lambda *of: progress.append(of), subjects)
     ((models, watts),) = fitted
     assert watts == {1: 0.2, 4: 3.333}, "four digits; none without a counter that moves"
     assert [[of.ns.tolist() for of in model] for model in models] == [[[400, 100]] * 4] * 2
-    assert told == [(done, 8) for done in range(1, 9)]
+    assert progress == [(done, 8) for done in range(1, 9)]

@@ -16,7 +16,7 @@ from llamacpp_instr.prediction.recorded import Run, Shape, Subject, measure_kern
 from llamacpp_instr.prediction.steps import write_retyped
 from llamacpp_instr.recording.memory.plan import UbatchShape, dry_graphs, plan_memory
 from tests.conftest import assert_refused
-from tests.kit.in_process import instr_here, told
+from tests.kit.in_process import instr_here, json_reports
 from tests.kit.made_machine import made_machine
 from tests.kit.native_kit import DEMO
 from tests.kit.quantized_kit import quantized_demo
@@ -43,7 +43,7 @@ def test_a_type_that_nobody_made_has_the_graph_and_the_memory_of_a_made_one(
 
 def test_the_parts_add_up_and_types_and_threads_have_rows() -> None:
     words = ("--machine", MACHINE, "--types", "F16,Q8_0", "--batch", 8, "--ctx", 40)
-    tables = told("predict", "demo", *words)
+    tables = json_reports("predict", "demo", *words)
     overview = tables[0]["rows"]
     assert [(row["type"], row["threads"]) for row in overview] == [
         ("F16", 1), ("F16", 2), ("Q8_0", 1), ("Q8_0", 2),
@@ -58,7 +58,7 @@ def test_the_parts_add_up_and_types_and_threads_have_rows() -> None:
 def test_energy_is_shown_if_it_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     path.write_bytes(probe_json(made_machine((1,), watts=50.0)))
-    tables = told("predict", "demo", "--machine", path, "--batch", 8, "--ctx", 40)
+    tables = json_reports("predict", "demo", "--machine", path, "--batch", 8, "--ctx", 40)
     (row,) = tables[0]["rows"]
     assert row["joules per token"] == pytest.approx(50 * row["decode"] / 1e9)
     assert "RAPL" not in str(tables)
@@ -71,7 +71,7 @@ def test_without_energy_a_note_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--types", "Q9_9"], "unknown file type 'Q9_9'"),
         (["--threads", "two"], "--threads is 'two'"),
@@ -80,8 +80,8 @@ def test_without_energy_a_note_says_why() -> None:
         (["--batch", "60000"], "was trained on contexts of"),
     ],
 )
-def test_wrong_input_is_one_line(words: list[str], said: str) -> None:
-    assert_refused(instr_here("predict", "demo", "--machine", MACHINE, *words), said)
+def test_wrong_input_is_one_line(words: list[str], message: str) -> None:
+    assert_refused(instr_here("predict", "demo", "--machine", MACHINE, *words), message)
 
 
 def test_costs_are_measured_for_what_a_subject_has(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_threads_that_wait_much_longer_or_less_long_have_moved() -> None:
 def test_what_was_recorded_while_threads_moved_is_recorded_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Far after the first recording, and ever from the third on: there are three tries."""
+    """The first recording is disturbed, and so is each from the third on: there are three tries."""
     waits = iter([270.0, 570.0, 280.0, 560.0, 560.0, 560.0])
     runs: list[int] = []
     monkeypatch.setattr(recorded, "barriers_of", lambda _threads: {2: next(waits)})
@@ -133,4 +133,4 @@ def test_a_model_with_a_window_is_a_gemma(tmp_path: Path) -> None:
     assert of["blk.0.attn_q.weight"] == [512, 2 * 256]
     assert of["blk.0.attn_output.weight"] == [2 * 256, 512]
     assert of["blk.0.attn_k_norm.weight"] == [256]
-    assert "output.weight" not in of, "the embedding is the output, too"
+    assert "output.weight" not in of, "the embedding is also the output"

@@ -250,7 +250,8 @@ def test_the_kernels_that_are_timed_multiply(name: str) -> None:
 def test_what_another_process_disturbed_is_measured_again_and_then_left_out(
     monkeypatch: pytest.MonkeyPatch, disturbed: int, kept: list[int]
 ) -> None:
-    """With two threads, so many runs take as long as a process that had to wait for its CPU."""
+    """With two threads, `disturbed` of four runs take as long as if a thread had waited for its
+    CPU."""
     for name, value in (("SIZES", (1,)), ("TYPES_OF_WEIGHTS", ("F16",)), ("TOKENS", (8,))):
         monkeypatch.setattr(measure, name, value)
     runs: list[int] = []
@@ -344,8 +345,8 @@ def test_a_device_is_measured_and_added_to_a_file(
     started_instr: Instr,
 ) -> None:
     """With Mesa's device, which computes on the CPU: it copies and multiplies no faster than all
-    CPUs, and no slower than a thousandth of them. Its copies are those of the clock of the program
-    that `tests/programs/probe_device.py` is."""
+    CPUs, and no slower than a thousandth of them. The speed of its copies is near that which
+    `tests/programs/probe_device.py` times by its own clock."""
     for name, value in {
         **vulkan_environment(),
         "GGML_BACKEND_PATH": str(vulkan_module()),
@@ -355,14 +356,14 @@ def test_a_device_is_measured_and_added_to_a_file(
     path.write_bytes(probe_json(probe_of(cpu_name())))
     done = on_lavapipe("-o", str(path), environment={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.partition("\n")[0])
+    expected = json.loads(done.stdout.partition("\n")[0])
     (limits,) = read_probe(path).devices
-    assert (limits.device, limits.description) == ("Vulkan0", said["description"])
+    assert (limits.device, limits.description) == ("Vulkan0", expected["description"])
     assert [of.bytes for of in limits.bandwidth] == [MIB, 16 * MIB]
     assert {(of.type, of.tokens) for of in limits.kernels} == {
         (name, tokens) for name in ("F32", "F16") for tokens in (1, 8)
     }
-    assert limits.bandwidth[1].bytes_per_second == pytest.approx(said["copied"], rel=1)
+    assert limits.bandwidth[1].bytes_per_second == pytest.approx(expected["copied"], rel=1)
     assert all(1e6 < of.flops_per_second < 1e13 for of in limits.kernels)
     (barrier,) = limits.barriers
     assert barrier.ns < 5e6

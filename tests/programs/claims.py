@@ -80,8 +80,8 @@ def main(arguments: list[str]) -> int:
             if finding:
                 found.append(finding)
                 print(finding, flush=True)
-    told = ", ".join(f"{count:,} {end}" for end, count in ends.most_common())
-    print(f"{ends.total():,} claims: {told}; {len(found)} findings")
+    counts = ", ".join(f"{count:,} {end}" for end, count in ends.most_common())
+    print(f"{ends.total():,} claims: {counts}; {len(found)} findings")
     return 1 if found or not ends else 0
 
 
@@ -99,7 +99,7 @@ def try_model(path: Path, quick: bool, added: Sequence[str]) -> Iterator[tuple[s
         for key, value, header in claims(path, data, quick, added):
             with copy.open("r+b") as file:
                 file.write(header)
-                if len(header) != length:  # only then the data moves
+                if len(header) != length:  # only then does the data move
                     length = len(header)
                     file.write(tensors)
                     file.truncate()
@@ -170,8 +170,8 @@ def _try(path: Path) -> tuple[str, int]:
         os.close(reading)
         _be_a_case(path, writing)
     os.close(writing)
-    with os.fdopen(reading) as told:
-        *_, (end, predicted) = [("was killed", "0"), *(line.split("\t") for line in told)]
+    with os.fdopen(reading) as stages:
+        *_, (end, predicted) = [("was killed", "0"), *(line.split("\t") for line in stages)]
     _, status, usage = os.wait4(child, 0)
     if os.WIFSIGNALED(status):
         end = _how_it_died(os.WTERMSIG(status), end)

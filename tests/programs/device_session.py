@@ -2,11 +2,11 @@
 
     device_session.py MODEL LOG LEVEL LAYERS [CONTEXTS]
 
-`GGML_BACKEND_PATH` names the modules of devices, apart from each other by a colon. LAYERS go to
-them, the last ones; -1 is all. LEVEL `exec` leaves the session to the environment. With 2 CONTEXTS,
-they submit in turns. With 0, the session ends while a device still computes. Prints a JSON object:
-whether the logits are equal to the bit, the devices with what ggml says about them, and the
-messages of llama.cpp.
+`GGML_BACKEND_PATH` names the modules of devices, separated by colons. LAYERS go to them, the last
+ones; -1 is all. LEVEL `exec` leaves the session to the environment. With 2 CONTEXTS, they submit
+alternately. With 0, the session ends while a device still computes. Prints a JSON object: whether
+the logits are equal to the bit, the devices with what ggml says about them, and the messages of
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def devices() -> dict[str, str]:
 
 
 def memory() -> dict[str, tuple[int, int]]:
-    """Bytes that each device has in all, and free."""
+    """Total and free bytes of each device."""
     found = {}
     for i in range(ggml.ggml_backend_dev_count()):
         device = ctypes.c_void_p(ggml.ggml_backend_dev_get(i))
@@ -61,7 +61,7 @@ def end(level: str) -> None:
 
 
 def submit(context: Any, tokens: list[int]) -> None:
-    """Decode without a wait for the result."""
+    """Decode without waiting for the result."""
     array = (ctypes.c_int32 * len(tokens))(*tokens)
     assert api.llama_decode(context, api.llama_batch_get_one(array, len(tokens))) == 0
 
@@ -91,7 +91,7 @@ def main(path: str, log: str, level: str, layers: int, contexts: int = 1) -> Non
         end(level)
     else:
         made = [context_of(model) for _ in range(contexts or 1)]
-        submit(made[0], [1, 2, 3])  # the graph of a prompt is there, and its shaders
+        submit(made[0], [1, 2, 3])  # the graph of a prompt exists, and so do its shaders
         api.llama_synchronize(made[0])
         begin(log, level)
         for i in range(4 if contexts else 1):

@@ -1,4 +1,4 @@
-"""Shows who damages the memory of a process on lavapipe.
+"""Shows what damages the memory of a process on lavapipe.
 
     lavapipe.py [MODULE]
 

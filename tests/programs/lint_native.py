@@ -37,7 +37,7 @@ ELSEWHERE = ("ggml/src/ggml-blas/", "ggml/src/ggml-vulkan/")
 """what needs more than a compiler: `tests.kit.backends` compiles it"""
 
 NOT_KEPT = (
-    # newer than the clang-tidy that llama.cpp uses: its own files fail these many times
+    # newer than the clang-tidy that llama.cpp uses: its own files often fail these
     "misc-include-cleaner",
     "bugprone-signed-bitwise",
     "portability-avoid-pragma-once",
@@ -135,7 +135,7 @@ def _search_path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
-def _said(outputs: Iterable[str]) -> list[str]:
+def _lines_of(outputs: Iterable[str]) -> list[str]:
     return [text for text in outputs if text.strip()]
 
 
@@ -144,10 +144,10 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as build, ThreadPoolExecutor(usable_cpus()) as pool:
         tree = configured(Path(build))
         ours, theirs = own_files(), patched_files()
-        found = _said(pool.map(tree.warnings, [*ours, *theirs]))
+        found = _lines_of(pool.map(tree.warnings, [*ours, *theirs]))
         print(f"{len(ours)} files of ours and {len(theirs)} patched: {len(found)} with warnings")
         if "--tidy" in arguments:
-            found += (untidy := _said(pool.map(tree.findings, ours)))
+            found += (untidy := _lines_of(pool.map(tree.findings, ours)))
             print(f"clang-tidy: {len(untidy)} of {len(ours)} files with findings")
     print(*found, sep="\n", file=sys.stderr, end="")
     return 1 if found else 0

@@ -1,7 +1,7 @@
 """A link between two network namespaces that takes time: `slow_link.py DELAY_MS MBIT A B NAME`.
 
 It makes a device NAME in A, and one `link` in B, prints a line, and then carries packets in both
-directions until it is killed. A packet is there DELAY_MS after the link has carried it, at MBIT
+directions until it is killed. A packet arrives DELAY_MS after the link has carried it, at MBIT
 million bits per second; 0 is no limit.
 """
 

@@ -57,12 +57,12 @@ def main() -> None:
 
 def talk(server: Server, guest: int, *, time_first: bool) -> None:
     """All turns of one client; `time_first` puts the time of day before the rules."""
-    said = ""
+    dialog = ""
     for turn in range(TURNS):
         now = f"It is {14 + turn}:{7 * guest + 3:02}."
-        said += f"\nGuest: {QUESTIONS[(guest + turn) % len(QUESTIONS)]}\nDesk:"
-        prompt = f"{now} {RULES}{said}" if time_first else f"{RULES}{said} ({now})"
-        said += server.complete(prompt, TOKENS + guest).text
+        dialog += f"\nGuest: {QUESTIONS[(guest + turn) % len(QUESTIONS)]}\nDesk:"
+        prompt = f"{now} {RULES}{dialog}" if time_first else f"{RULES}{dialog} ({now})"
+        dialog += server.complete(prompt, TOKENS + guest).text
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ CTX, N_SCORED = 512, 255
 
 
 class Kept(Scores):
-    """Scores that keep the logits, too."""
+    """Scores that also keep the logits."""
 
     every: tuple[list[Any], ...]
 

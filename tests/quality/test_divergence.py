@@ -129,14 +129,14 @@ def test_rows_beyond_one_block_are_all_counted(monkeypatch: pytest.MonkeyPatch) 
     assert scores.divergences() == [whole]
 
 
-def test_what_both_hold_for_impossible_counts_nothing() -> None:
+def test_what_both_consider_impossible_counts_nothing() -> None:
     its = diverge(logits_of([0.5, 0.5, 0]), logits_of([0.25, 0.75, 0]), [0])
     assert its.kl.value == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75))
     its = diverge(logits_of([0.5, 0.5, 0]), logits_of([0.25, 0.25, 0.5]), [0])
     assert its.kl.value == pytest.approx(math.log(2))
 
 
-def test_what_only_the_candidate_holds_for_impossible_is_infinitely_far() -> None:
+def test_what_only_the_candidate_considers_impossible_is_infinitely_far() -> None:
     its = diverge(logits_of([0.5, 0.25, 0.25]), logits_of([0.5, 0.5, 0]), [0])
     assert its.kl.value == math.inf
 

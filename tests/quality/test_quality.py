@@ -28,8 +28,8 @@ FILE_TYPES = ("Q8_0", "Q4_K_M", "Q2_K")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stories like those that the demo model learned; more than CHUNKS chunks."""
     path = tmp_path_factory.mktemp("text") / "stories.txt"
-    told = islice(stories(7), 30)
-    path.write_text("\n\n".join(story.text for story in told) + "\n", encoding="utf-8")
+    some = islice(stories(7), 30)
+    path.write_text("\n\n".join(story.text for story in some) + "\n", encoding="utf-8")
     return path
 
 

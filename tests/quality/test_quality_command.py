@@ -170,7 +170,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path: Path, environment: dict[str
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_writes_what_it_holds_for_probable(models: Path) -> None:
+def test_a_model_writes_what_it_considers_probable(models: Path) -> None:
     """In 800 texts, the frequency of each first token is the model's probability."""
     n, options = 800, ContextOptions(ctx=8, threads=1)
     with captured() as log, LoadedModel(models / "llama.gguf", log) as model:

@@ -95,17 +95,17 @@ def test_the_types_of_every_file_type_are_those_of_llama_quantizes_dry_run(wide:
     with Quantizer(load_model_file(wide)) as quantizer:
         for file_type in WRITABLE:
             plan = quantizer.plan(file_type)
-            told = subprocess.run(
+            printed = subprocess.run(
                 [unpatched_library() / "llama-quantize", "--dry-run", wide, file_type],
                 capture_output=True, text=True, check=True,
             ).stderr  # fmt: skip
-            lines = [line for line in told.splitlines() if line.startswith("[")]
+            lines = [line for line in printed.splitlines() if line.startswith("[")]
             assert len(lines) == len(plan.tensors)
             for tensor, line in zip(plan.tensors, lines, strict=True):
                 name, type_ = tensor.name, tensor.type.name.lower()
                 assert f"] {name} " in line
                 assert line.lower().endswith(f"({type_})") or tensor.type == tensor.weight.type
-            assert plan.needs_imatrix == ("will require an imatrix" in told), file_type
+            assert plan.needs_imatrix == ("will require an imatrix" in printed), file_type
 
 
 def test_what_falls_back_is_named_with_the_type_that_it_would_have(
@@ -221,11 +221,11 @@ def test_a_quantized_model_is_quantized_again_only_when_asked(wide: Path, tmp_pa
     assert report.notes == ["Quantized before: 58 tensors, whose errors add up."]
 
 
-def test_progress_is_told_in_weights(wide: Path, tmp_path: Path) -> None:
+def test_progress_is_reported_in_weights(wide: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     source = load_model_file(wide)
     quantize_model(
-        source, "Q8_0", tmp_path / "out.gguf", on_progress=lambda *told: seen.append(told)
+        source, "Q8_0", tmp_path / "out.gguf", on_progress=lambda *counts: seen.append(counts)
     )
     assert len(seen) == len(source.weights)
     assert seen == sorted(seen)
@@ -323,8 +323,8 @@ def test_the_structures_of_ctypes_are_those_of_the_header(tmp_path: Path) -> Non
         f"int main() {{ {' '.join(lines)} }}\n"
     )
     program = compile_program(source, installed_library(), tmp_path)
-    told = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    found = [line.split() for line in told.splitlines()]
+    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
+    found = [line.split() for line in printed.splitlines()]
     assert [(name, int(offset)) for name, offset in found] == expected
 
 

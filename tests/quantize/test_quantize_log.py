@@ -55,13 +55,13 @@ def test_every_name_and_type_comes_back(tensors: list[tuple[str, GgmlType, GgmlT
     assert [(plan.name, plan.type) for plan in plans] == [(name, new) for name, _, new in tensors]
 
 
-def test_a_fallback_is_told_before_its_tensor() -> None:
+def test_a_fallback_is_reported_before_its_tensor() -> None:
     ffn = weight("blk.0.ffn_up.weight")
-    told = (
+    warning = (
         f"warning: {ffn.name:<36} - ncols     96 not divisible by 256 (required for type    q4_K) "
         "-> falling back to    q5_0"
     )
-    (plan,) = read(model(ffn), [told, line(ffn, BY_NAME["Q5_0"])])
+    (plan,) = read(model(ffn), [warning, line(ffn, BY_NAME["Q5_0"])])
     assert (plan.type, plan.fallback_from) == (BY_NAME["Q5_0"], BY_NAME["Q4_K"])
 
 

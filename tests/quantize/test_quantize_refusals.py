@@ -322,7 +322,7 @@ def test_a_disk_that_is_full(wide: Path, tmp_path: Path) -> None:
 
 
 def test_more_than_the_disk_holds_is_refused_before(tmp_path: Path) -> None:
-    # other programs write to the disk, too, so the size is far too large, and only checked
+    # other programs also write to the disk, so the size is far too large, and only checked
     size = 2 * shutil.disk_usage(tmp_path).free
     small = write_model(tmp_path / "small.gguf")
     source = load_model_file(

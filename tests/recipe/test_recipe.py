@@ -301,7 +301,7 @@ def test_an_importance_matrix_is_used(instr: Instr, source: ModelFile, tmp_path:
 
 
 def test_a_smaller_cache_makes_room_for_weights(source: ModelFile, measured: Measured) -> None:
-    """What a cache costs by itself is what `instr quality` finds; the best mixture beside each is
+    """What a cache costs on its own is what `instr quality` finds; the best mixture beside each is
     within the same memory."""
     small = CacheTypes("q4_0", "q8_0")
     options = QuantizeOptions(threads=1)
@@ -351,7 +351,7 @@ def test_llama_cpps_types_are_compared(instr: Instr, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ["--size", "1MB", "-o", "a.gguf"],
@@ -370,10 +370,10 @@ def test_llama_cpps_types_are_compared(instr: Instr, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_input_is_one_line(
-    instr: Instr, tmp_path: Path, text: Path, words: list[object], said: str
+    instr: Instr, tmp_path: Path, text: Path, words: list[object], message: str
 ) -> None:
     own = () if "--recipe" in words or len(words) < 3 else ("--text", text)
-    assert_refused(instr("recipe", "demo", *words, *own, *SMALL), said)
+    assert_refused(instr("recipe", "demo", *words, *own, *SMALL), message)
     assert list(tmp_path.iterdir()) == []
 
 

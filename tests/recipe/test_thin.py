@@ -21,7 +21,7 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
-    """Its experts have four times as many elements as are enough, each."""
+    """Each of its experts has four times as many elements as needed."""
     shape = Shape(512, 2048, 8, 4, vocabulary=512, experts=2, used=1)
     path = tmp_path_factory.mktemp("model") / "model.gguf"
     return load_model_file(write_random_layers(path, shape, ["F16"]))

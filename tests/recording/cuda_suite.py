@@ -31,9 +31,9 @@ MODES = [
 
 def test_nvidias_compiler_takes_it(tmp_path: Path) -> None:
     """For two GPUs, with CUPTI's headers, without a warning."""
-    said, seconds = compile_backend(tmp_path)
+    output, seconds = compile_backend(tmp_path)
     print(f"{seconds:.0f} CPU s")
-    assert said.strip() == ""
+    assert output.strip() == ""
 
 
 @pytest.mark.parametrize("level", ["detailed", "verbose"])
@@ -60,7 +60,7 @@ def test_every_node_is_timed_once_and_no_logit_changes(
 @pytest.mark.parametrize("mode", ["", "graphs", "graphs,late,shuffled"])
 def test_times_are_those_of_the_device(tmp_path: Path, mode: str) -> None:
     """To the nanosecond. A product of matrices is a memset and two kernels: its time goes from the
-    begin of the first to the end of the last. A norm and the product after it are one kernel."""
+    start of the first to the end of the last. A norm and the product after it are one kernel."""
     truth = tmp_path / "truth"
     session = record_with(tmp_path / "cuda.log", mode, environment={"STANDIN_TRUTH": str(truth)})
     ran = set(intervals(truth))
@@ -118,7 +118,7 @@ def test_two_contexts_on_one_device(tmp_path: Path) -> None:
     "mode", ["dropped", "graphs,dropped", "unstamped", "graphs,unstamped", "graphs,untold"]
 )
 def test_runs_with_lost_records_are_counted(tmp_path: Path, mode: str) -> None:
-    """What a run has not in whole is not in the log, nor what is of nodes that are not known."""
+    """What is incomplete in a run is not in the log, nor is what belongs to unknown nodes."""
     session = record_with(tmp_path / "lost.log", mode)
     assert session.equal is True
     events = session.events()
@@ -164,7 +164,7 @@ def test_a_part_of_a_rotated_log_has_the_kernels_of_its_computes(tmp_path: Path)
 
 
 def test_a_clock_that_disagrees_with_the_hosts_is_uncertain(tmp_path: Path) -> None:
-    """A kernel cannot begin before its submission: so by as much its times may be wrong."""
+    """A kernel that seems to begin before its submission shows by how much times may be wrong."""
     session = record_with(tmp_path / "skewed.log", "skewed")
     assert 10_000 < max(event["uncertainty"] for event in session.events("device")) <= 100_002
     assert list(check_log(session.log)) == []
@@ -202,7 +202,7 @@ def test_without_cupti_a_session_has_no_kernels_and_one_line_says_why(
 
 
 def test_the_plan_of_a_model_allows_for_the_memory_of_the_driver(tmp_path: Path) -> None:
-    """Of a driver that takes more than a dry run may: not known of any, but also of none not."""
+    """With a driver that takes more than a dry run may. Whether any driver does is not known."""
     environment = {
         **os.environ, "GGML_BACKEND_PATH": str(standin() / "libggml-cuda.so"),
         "STANDIN_CUDA": "large",

@@ -1,5 +1,5 @@
 """macOS without a Mac: `make test-macos`. Zig compiles and links the patched llama.cpp; Metal and
-Accelerate cannot be had here, and nothing of it was ever run."""
+Accelerate cannot be had here, and none of it was ever run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def warnings(target: str, files: list[str], place: Path) -> str:
 
 
 def test_the_recorder_compiles_without_a_warning(tmp_path: Path) -> None:
-    """And what the patches change in the library."""
+    """So does what the patches change in the library."""
     patched = [file for file in patched_files() if file.startswith(("ggml/", "src/"))]
     assert warnings(ARM, own_files() + patched, tmp_path) == ""
 
@@ -46,7 +46,7 @@ def test_the_recorder_compiles_for_intel(tmp_path: Path) -> None:
 
 
 def test_the_library_and_a_server_link() -> None:
-    """So whatever they call is in one of them or in macOS: `make test-macos LINK=1`, minutes."""
+    """Whatever they call is in one of them or in macOS: `make test-macos LINK=1`, in minutes."""
     made = built_for("macos", (*CMAKE_ARGS, *flags(ARM)), ("llama", "llama-server"))
     for name, calls in (
         ("libggml-base.dylib", b"_clock_gettime_nsec_np"),

@@ -28,7 +28,7 @@ DECODES = 60
 
 def undisturbed(shares: list[float]) -> float:
     """The share that a tenth of the computes or steps reach. What other processes take from a
-    thread makes shares smaller, but not all of them; time that is never told would."""
+    thread makes shares smaller, but not all of them; time that is never recorded would."""
     return quantiles(shares, n=10)[-1]
 
 
@@ -134,10 +134,10 @@ def test_layers_are_the_sums_of_their_ops(tmp_path: Path) -> None:
             layer = nodes.layer[node]
             own[layer] += dur + (gap if layer == previous else 0)
             previous = layer
-        told = dict.fromkeys(layers.layer, 0)
+        recorded = dict.fromkeys(layers.layer, 0)
         for layer, dur in zip(layers.layer, layers.dur, strict=True):
-            told[layer] += dur
-        assert told == own
+            recorded[layer] += dur
+        assert recorded == own
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -156,7 +156,7 @@ def test_an_op_costs_at_most_sixteen_bytes_of_log(tmp_path: Path, threads: int) 
     print(f"{size / ops:.2f} bytes an op")
 
 
-def test_a_kernel_that_takes_seconds_is_told_as_it_was(tmp_path):
+def test_a_kernel_that_takes_seconds_has_its_whole_duration(tmp_path):
     """Longer than 32 bits of the counter's ticks: the process is stopped during a kernel."""
     still = 2.8
     longest = 0
@@ -181,8 +181,8 @@ def test_a_kernel_that_takes_seconds_is_told_as_it_was(tmp_path):
                 time.sleep(0.01)
             most = time.monotonic() - begin + 1
             run.send_signal(signal.SIGINT)  # the rest of the run is not needed
-            _, said = run.communicate(timeout=60)
-        assert run.returncode == 130, said
+            _, stderr = run.communicate(timeout=60)
+        assert run.returncode == 130, stderr
         assert list(check_log(log)) == []
         ops = load_session(log).ops
         longest = max(int(max(op.dur.max(), 0 if op.gap is None else op.gap.max())) for op in ops)

@@ -113,8 +113,8 @@ def decode(ctx: Any) -> None:
     assert api.llama_decode(ctx, api.llama_batch_get_one((ctypes.c_int32 * 1)(5), 1)) == 0
 
 
-def said(path: Path, scale: float) -> dict[str, Any]:
-    """What the log must have of an adapter, by gguf-py."""
+def entry_of(path: Path, scale: float) -> dict[str, Any]:
+    """What the log must have about an adapter, by gguf-py."""
     reader = gguf.GGUFReader(path)
     alpha = reader.fields[gguf.Keys.Adapter.LORA_ALPHA].contents()
     b = [tensor for tensor in reader.tensors if tensor.name.endswith(".lora_b")]
@@ -132,7 +132,7 @@ def said(path: Path, scale: float) -> dict[str, Any]:
 def test_the_adapters_of_a_context_are_those_that_were_set(
     adapters: list[Path], tmp_path: Path
 ) -> None:
-    """Each change is one event; the same again, and a scale of 0, are none."""
+    """Each change is one event; setting the same again, or with a scale of 0, is none."""
     with loaded(*adapters) as (model, (one, two)), context(model) as first:
         use(first, (one, 0.5))  # before the session
         with llamacpp_instr.record(tmp_path / "a.log"):
@@ -147,9 +147,9 @@ def test_the_adapters_of_a_context_are_those_that_were_set(
                 use(second)
     events = read_events(tmp_path / "a.log", "adapters")
     assert [(event["ctx"], event["adapters"]) for event in events] == [
-        (0, [said(adapters[0], 0.5)]),
-        (1, [said(adapters[0], -2), said(adapters[1], 1)]),
-        (1, [said(adapters[0], -2)]),
+        (0, [entry_of(adapters[0], 0.5)]),
+        (1, [entry_of(adapters[0], -2), entry_of(adapters[1], 1)]),
+        (1, [entry_of(adapters[0], -2)]),
         (1, []),
     ]
     steps = [event["t"] for event in read_events(tmp_path / "a.log", "step_begin")]
@@ -183,7 +183,7 @@ def test_every_part_of_a_rotated_log_has_them(
     assert done.returncode == 0, done.stderr
     for part in ("it.log", "it.part2.log"):
         (event,) = read_events(tmp_path / part, "adapters")
-        assert event["adapters"] == [said(adapters[0], 0.5)]
+        assert event["adapters"] == [entry_of(adapters[0], 0.5)]
         assert list(check_log(tmp_path / part)) == []
 
 

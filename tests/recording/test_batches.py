@@ -219,7 +219,7 @@ def test_the_caches_of_a_context_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama-dense", "mamba-dense"])
 def test_a_session_may_begin_inside_of_a_step(name: str, tmp_path: Path) -> None:
-    """What is left of that step belongs to none."""
+    """The rest of that step belongs to no step."""
     library, log = native.load(), tmp_path / "a.log"
 
     def begin(_tensor: int, _ask: bool, _data: int) -> bool:

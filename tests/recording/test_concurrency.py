@@ -68,8 +68,8 @@ def test_the_child_of_a_fork_ends_its_session_without_the_threads_of_its_parent(
     logs = [tmp_path / "parent.log", tmp_path / "child.log"]
     run_python(FORKED_AFTER_A_COMPUTE, *logs, check=True)
     assert list(check_log(logs[1])) == []
-    told = Counter(type(event) for _, event in read_events(logs[1]))
-    assert (told[schema.Note], told[schema.SessionEnd]) == (1000, 1)
+    counts = Counter(type(event) for _, event in read_events(logs[1]))
+    assert (counts[schema.Note], counts[schema.SessionEnd]) == (1000, 1)
 
 
 FORKED_WHILE_A_THREAD_RECORDS = """

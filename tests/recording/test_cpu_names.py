@@ -96,5 +96,5 @@ def test_a_log_has_the_same_names(tmp_path: Path) -> None:
         for maker in [*MAKERS, 0x99] for part in [*PARTS.get(maker, {}), 0xDFF]
     ]  # fmt: skip
     for cpuinfo in (*(text for text, _ in TEXTS.values()), *every):
-        said = subprocess.run([program], input=cpuinfo, capture_output=True, text=True, check=True)
-        assert said.stdout == f"{name_of(cpuinfo)}\n"
+        done = subprocess.run([program], input=cpuinfo, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{name_of(cpuinfo)}\n"

@@ -48,13 +48,13 @@ def test_a_calibrated_time_is_right(program: Path, tick: float, bits: int, drift
     """Also where the counter wraps, and after a pause in which it wraps any number of times. The
     driver reads both clocks up to 500 ns apart, and a run lasts up to a second."""
     rng = random.Random(f"{tick} {bits} {drift}")
-    # not at the end of 64 bits: no device has run for so long
+    # not at the end of 64 bits: no device has run for that long
     clock = Clock(tick, bits, drift, 2**bits - 2**34 if bits < 64 else 2**40)
     now, commands, truth = 10**13, [], []
     for i in range(200):
         now += 3600 * SECOND if i == 100 else rng.randrange(SECOND // 10, SECOND // 2)
-        said = now + rng.randrange(-500, 500)
-        commands.append(f"calibrate {said} {clock.stamp(now)} 500")
+        host = now + rng.randrange(-500, 500)
+        commands.append(f"calibrate {host} {clock.stamp(now)} 500")
         for ago in (0, SECOND // 1000, SECOND):
             commands += [f"ns {clock.stamp(now - ago)}", "uncertainty"]
             truth.append((now - ago, ago, i))
@@ -72,7 +72,7 @@ def test_a_calibrated_time_is_right(program: Path, tick: float, bits: int, drift
 @pytest.mark.parametrize("drift", [0.0, 1e-5, -1e-5])
 def test_runs_bound_a_clock_that_is_not_calibrated(program: Path, drift: float) -> None:
     """A run lies between its submission and the end of the wait, which the program reads from the
-    real clock. A second one, of which the device began at once, narrows that down."""
+    real clock. A second run, which the device began at once, narrows that down."""
     clock = Clock(1.0, 64, drift, 2**40)
     begin = time.monotonic_ns()
     late = [f"run {begin} {clock.stamp(begin + 900_000)} {clock.stamp(begin + 950_000)}"]

@@ -66,9 +66,9 @@ def test_the_memory_of_a_device_is_what_llama_cpp_prints(tmp_path: Path) -> None
     session = record(tmp_path / "part.log", "two layers")
     event, *_ = session.events("memory")
     before, *_, recorded = "".join(session.messages).split("constructing llama_context\n")
-    weights, said = memory_truth.buffers([before])["weights"], memory_truth.buffers([recorded])
-    for name, of_kind in (("model", weights), ("context", said["cache"]),
-                          ("compute", said["compute"])):  # fmt: skip
+    weights, sizes = memory_truth.buffers([before])["weights"], memory_truth.buffers([recorded])
+    for name, of_kind in (("model", weights), ("context", sizes["cache"]),
+                          ("compute", sizes["compute"])):  # fmt: skip
         sums = {use["buffer"]: use[name] / 2**20 for use in event["buffers"] if use[name]}
         assert sums == pytest.approx(of_kind, abs=0.02), name
     assert {use["buffer"]: use.get("device") for use in event["buffers"]} == {

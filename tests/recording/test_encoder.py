@@ -28,7 +28,7 @@ PROMPTS = [("Once upon a time", 0), ("Once upon a <image> time", 1), ("<image> a
 
 @pytest.fixture(scope="module")
 def served(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Answer]]:
-    """Two slots; each request has one more token than the one before it."""
+    """Two slots; each request has one more token than the previous one."""
     directory = tmp_path_factory.mktemp("images")
     log, projector = directory / "server.log", directory / "mmproj.gguf"
     projectors.write_projector(projector, WIDTH)

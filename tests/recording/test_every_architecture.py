@@ -64,7 +64,7 @@ def test_every_log_checks_clean(logs: Path) -> None:
 
 
 def test_no_finding_fires_where_none_was_provoked(logs: Path) -> None:
-    """But for a machine that other tests really disturb."""
+    """Except that of a machine that other tests really disturb."""
     fired = set()
     for log in logs.glob("*.log"):
         session = load_session(log)
@@ -97,8 +97,8 @@ def test_experts_are_those_that_an_eval_callback_finds(logs: Path) -> None:
 
 
 def products_with_experts(log: Path) -> Iterator[tuple[dict[int, int], int]]:
-    """Of each MUL_MAT_ID in the order of time: how many tokens used each expert, and the bytes that
-    it read, but for those of the tokens, the ids and the result."""
+    """For each MUL_MAT_ID in order of time: how many tokens used each expert, and the bytes that it
+    read, without those of the tokens, the ids and the result."""
     session = load_session(log)
     begins = {n: t + start for n, t, start in session.computes.tuples("compute", "t", "start")}
     uses: dict[tuple[int, int], dict[int, int]] = {}

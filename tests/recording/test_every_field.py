@@ -1,5 +1,5 @@
-"""Every field of the log has a test that compares it with who knows better: the kernel, ggml,
-llama.cpp, gguf-py, or the program that was recorded."""
+"""Every field of the log has a test that compares it with the source that knows it: the kernel,
+ggml, llama.cpp, gguf-py, or the program that was recorded."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ CHECKS = {
         "experts_are_those_that_an_eval_callback_finds": "experts: t compute node expert uses",
     },
     "llama_server": {
-        "nothing_is_there_that_no_user_caused": "model: dry",
+        "nothing_appears_that_no_user_caused": "model: dry",
     },
     "llama_server_reuse": {
         "drafts_belong_to_requests_and_are_those_of_the_server": "context: target",
@@ -98,7 +98,7 @@ CHECKS = {
         "the_producer_the_host_and_the_process": """session_start: producer host process;
             session_start.producer: llama_cpp commit patches abi;
             session_start.host: cpu features cores memory os; session_start.process: pid""",
-        "what_disturbs_the_times_is_said": "session_start: level perturbed",
+        "what_disturbs_the_times_is_recorded": "session_start: level perturbed",
         "a_model_is_what_llama_cpp_says": """model: t model path arch name description params bytes
             ftype dur n_tensors""",
         "hyper_parameters_are_those_of_the_file": "model: hparams",
@@ -122,7 +122,7 @@ CHECKS = {
         "a_log_rotates_without_a_lost_event": "session_start: part",
     },
     "faults": {
-        "a_full_disk_is_told_once_and_inference_goes_on": "session_end: dropped",
+        "a_full_disk_is_reported_once_and_inference_goes_on": "session_end: dropped",
     },
 }  # fmt: skip
 """the fields that a test of `tests/recording` checks"""
@@ -165,7 +165,7 @@ def test_every_field_has_a_check() -> None:
     assert checked - FIELDS == set(), "no field"
 
 
-def test_the_named_tests_are_there() -> None:
+def test_the_named_tests_exist() -> None:
     for file, tests in CHECKS.items():
         tree = ast.parse((ROOT / "tests" / "recording" / f"test_{file}.py").read_text())
         there = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -43,7 +43,7 @@ def application(tmp_path: Path) -> Path:
         ("missing.gguf", ("-p", "a")),
     ],
 )
-def test_a_refused_run_keeps_the_log_that_is_there(
+def test_a_refused_run_keeps_the_existing_log(
     instr: Instr, models: Path, tmp_path: Path, model: str, args: tuple[str, ...]
 ) -> None:
     log = tmp_path / "session.log"
@@ -100,7 +100,7 @@ def test_the_old_log_stays_until_there_is_another(
 
 
 def test_a_process_id_in_the_logs_directory_is_refused(instr: Instr, tmp_path: Path) -> None:
-    """The recorder would replace %p there, too, and record nothing."""
+    """The recorder would also replace %p there, and record nothing."""
     (tmp_path / "%p").mkdir()
     assert_refused(instr("exec", "--log", "%p/a.log", "--", "true"), "%p", "directory")
 
@@ -117,7 +117,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_log_that_lacks_something_is_told(instr: Instr, tmp_path: Path, name: str) -> None:
+def test_a_log_that_lacks_something_is_reported(instr: Instr, tmp_path: Path, name: str) -> None:
     content, words = ENDS[name]
     (tmp_path / "content").write_text(content)
     done = instr("exec", "--log", "a.log", "--", "cp", "content", "a.log")
@@ -134,11 +134,11 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFIN
 
 
 @pytest.mark.parametrize(
-    ("n_bytes", "told"), [(0, "nothing is recorded: "), (20_000, "incomplete log: ")]
+    ("n_bytes", "message"), [(0, "nothing is recorded: "), (20_000, "incomplete log: ")]
 )
-def test_a_full_disk_is_told_even_where_the_program_is_not_verbose(
+def test_a_full_disk_is_reported_even_where_the_program_is_not_verbose(
     started_instr: Instr, application: Path, demo_model: Path, tmp_path: Path, n_bytes: int,
-    told: str,
+    message: str,
 ) -> None:  # fmt: skip
     application.write_text(FULL_DISK + APPLICATION)
     command = (sys.executable, "app.py", demo_model, n_bytes)
@@ -146,7 +146,7 @@ def test_a_full_disk_is_told_even_where_the_program_is_not_verbose(
     done = started_instr("exec", "--log", "a.log", "--level", "verbose", "--", *command)
     assert done.returncode == 0, done.stderr
     assert "\nlog: " not in f"\n{done.stderr}"
-    assert f"{told}{tmp_path}/a.log: " in done.stderr
+    assert f"{message}{tmp_path}/a.log: " in done.stderr
 
 
 def test_a_command_that_removes_its_directory(instr: Instr, tmp_path: Path) -> None:

@@ -69,12 +69,12 @@ def timed(spans: dict[str, Span], name: str) -> Iterator[None]:
 @contextmanager
 def messages() -> Iterator[list[tuple[int, str]]]:
     """What llama.cpp tells its log callback meanwhile: level and text."""
-    told: list[tuple[int, str]] = []
-    receive = api.llama_log_callback(lambda level, text, _: told.append((level, text.decode())))
+    received: list[tuple[int, str]] = []
+    receive = api.llama_log_callback(lambda level, text, _: received.append((level, text.decode())))
     before, data = api.llama_log_callback(), ctypes.c_void_p()
     api.llama_log_get(ctypes.byref(before), ctypes.byref(data))
     api.llama_log_set(receive, None)
-    yield told
+    yield received
     api.llama_log_set(before, data)
 
 
@@ -83,7 +83,7 @@ class Facts:
     log: Path
     spans: dict[str, Span]
     wall: Span
-    told: list[tuple[int, str]]
+    received: list[tuple[int, str]]
     api: list[dict[str, Any]]
     """of every context"""
     model: dict[str, Any]
@@ -107,8 +107,8 @@ def context_of(model: Any, settings: dict[str, Any]) -> Any:
 
 def asked(context: Any) -> dict[str, int]:
     names = ("n_ctx", "n_ctx_seq", "n_batch", "n_ubatch", "n_seq_max", "n_threads")
-    told = {name: getattr(api, f"llama_{name}")(context) for name in names}
-    return {**told, "n_threads_batch": api.llama_n_threads_batch(context)}
+    values = {name: getattr(api, f"llama_{name}")(context) for name in names}
+    return {**values, "n_threads_batch": api.llama_n_threads_batch(context)}
 
 
 def described(model: Any) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facts]:
     spans: dict[str, Span] = {}
     api.llama_backend_init()
     wall = time.time_ns()
-    with messages() as told:
+    with messages() as received:
         with timed(spans, "begin"):
             session = llamacpp_instr.record(log, level="verbose")
         walls = (wall, time.time_ns())
@@ -149,7 +149,9 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Facts]:
         token[0] = 10**6  # not in the vocabulary
         with timed(spans, "error"):
             assert api.llama_decode(contexts[0], api.llama_batch_get_one(token, 1)) == -1
-        facts = Facts(log, spans, walls, told, [*map(asked, contexts)], described(model), tokens)
+        facts = Facts(
+            log, spans, walls, received, [*map(asked, contexts)], described(model), tokens
+        )
         with timed(spans, "note"):
             session.note("a", 1)
         for context in contexts:
@@ -224,7 +226,7 @@ def test_the_producer_the_host_and_the_process(facts: Facts) -> None:
 
 
 @pytest.mark.parametrize("level", ["minimal", "detailed", "verbose"])
-def test_what_disturbs_the_times_is_said(level: str, tmp_path: Path) -> None:
+def test_what_disturbs_the_times_is_recorded(level: str, tmp_path: Path) -> None:
     library = native.load()
     for number, (stats, flags) in enumerate([(None, 0), ("^x", 0), (None, native.DEBUGGED)]):
         log = tmp_path / f"{number}.log"
@@ -268,8 +270,8 @@ def test_a_model_is_what_llama_cpp_says(facts: Facts) -> None:
     assert {key: model[key] for key in facts.model} == facts.model
     assert model["path"] == str(DEMO)
     for key in ("architecture", "name"):
-        told = model["arch" if key == "architecture" else key]
-        assert told == reader.fields[f"general.{key}"].contents()
+        value = model["arch" if key == "architecture" else key]
+        assert value == reader.fields[f"general.{key}"].contents()
     assert model["n_tensors"] == len(reader.tensors)
 
 
@@ -289,8 +291,8 @@ def test_weights_are_those_of_the_file(facts: Facts) -> None:
         assert tensor.get("layer", -1) == (int(block[1]) if block else -1)
         assert inside(tensor["t"], facts.spans["load"])
         by_buffer[tensor["buffer"]] += tensor["bytes"] / 2**20
-    said = memory_truth.buffers([text for _, text in facts.told])["weights"]
-    assert by_buffer == pytest.approx(said, abs=0.02)
+    sizes = memory_truth.buffers([text for _, text in facts.received])["weights"]
+    assert by_buffer == pytest.approx(sizes, abs=0.02)
 
 
 HPARAMS = {
@@ -355,15 +357,15 @@ def test_the_memory_of_contexts_is_what_llama_cpp_prints(facts: Facts) -> None:
     memory = read_events(facts.log, "memory")
     peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert peak
-    told = "".join(text for _, text in facts.told)
-    of_contexts = told.split("llama_context: constructing llama_context\n")
+    printed = "".join(text for _, text in facts.received)
+    of_contexts = printed.split("llama_context: constructing llama_context\n")
     weights = memory_truth.buffers([of_contexts[0]])["weights"]
     for number, text in enumerate(of_contexts[1:]):
         written = [event for event in memory if event["ctx"] == number]
         assert inside(written[0]["t"], facts.spans[f"context {number}"])
-        said = memory_truth.buffers([text])
+        sizes = memory_truth.buffers([text])
         for name, kind in (("model", "weights"), ("context", "cache"), ("compute", "compute")):
-            expected = weights if kind == "weights" else said[kind]
+            expected = weights if kind == "weights" else sizes[kind]
             sums = {use["buffer"]: use[name] / 2**20 for use in written[0]["buffers"] if use[name]}
             assert sums == pytest.approx(expected, abs=0.02), name
         # Linux adds a CPU's pages to each of three counters in batches, and reads without the rest
@@ -373,13 +375,13 @@ def test_the_memory_of_contexts_is_what_llama_cpp_prints(facts: Facts) -> None:
 
 
 def test_messages_are_llama_cpps(facts: Facts) -> None:
-    told = [
+    expected = [
         ("warn" if level == WARNING else "error", text.rstrip("\n"))
-        for level, text in facts.told if level in (WARNING, ERROR)
+        for level, text in facts.received if level in (WARNING, ERROR)
     ]  # fmt: skip
     written = read_events(facts.log, "message")
-    assert [(event["level"], event["text"]) for event in written] == told
-    assert {level for level, _ in told} == {"warn", "error"}
+    assert [(event["level"], event["text"]) for event in written] == expected
+    assert {level for level, _ in expected} == {"warn", "error"}
     assert inside(written[-1]["t"], facts.spans["error"])
 
 

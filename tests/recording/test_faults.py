@@ -127,7 +127,7 @@ RECORD = f"""
 """
 
 
-def test_a_full_disk_is_told_once_and_inference_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_once_and_inference_goes_on(tmp_path: Path) -> None:
     disk, kept = tmp_path / "disk", tmp_path / "kept.log"
     disk.mkdir()
     done = in_namespace(
@@ -137,9 +137,9 @@ def test_a_full_disk_is_told_once_and_inference_goes_on(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "done\n"
-    told = [line for line in done.stderr.splitlines() if "cannot be written" in line]
-    assert len(told) == 1
-    assert "No space left on device" in told[0]
+    lines = [line for line in done.stderr.splitlines() if "cannot be written" in line]
+    assert len(lines) == 1
+    assert "No space left on device" in lines[0]
     # the recorder freed enough space for the last line, which counts what is missing
     assert assert_closed_with_gaps(kept) > 0
 
@@ -163,7 +163,7 @@ FILLS = f"""
 
 @pytest.mark.parametrize("room", [0, 100, 6000])
 def test_the_last_line_finds_room_wherever_the_disk_ends(room: int, tmp_path: Path) -> None:
-    """Also where the write that fails had written less than the last line needs."""
+    """Even where the write that fails had written less than the last line needs."""
     log = tmp_path / "s.log"
     done = run_python(FILLS, log, room, check=True)
     assert "File too large" in done.stderr

@@ -74,15 +74,15 @@ def test_a_graph_is_ggmls(name: str, read: Read) -> None:
         assert graph["n_nodes"] == len(nodes)
         assert graph["n_exec"] == sum(node["exec"] for node in nodes) > 0
         assert graph["splits"] == [{"start": 0, "end": len(nodes), "backend": "CPU"}]
-        told = graph["nodes"]
+        columns = graph["nodes"]
         for column in (*NODE_COLUMNS, "src"):
-            assert told[column] == [node[column] for node in nodes], column
+            assert columns[column] == [node[column] for node in nodes], column
         shapes = [without_ones(node["ne"]) for node in nodes]
-        assert told["ne"] == shapes
+        assert columns["ne"] == shapes
         strides = [node["nb"][: len(ne)] for node, ne in zip(nodes, shapes, strict=True)]
-        assert told["nb"] == strides
-        assert told["params"] == [without_zeros(node["params"]) for node in nodes]
-        buffers = [graph["buffers"][at] if at >= 0 else "" for at in told["buffer"]]
+        assert columns["nb"] == strides
+        assert columns["params"] == [without_zeros(node["params"]) for node in nodes]
+        buffers = [graph["buffers"][at] if at >= 0 else "" for at in columns["buffer"]]
         assert buffers == [node["buffer"] for node in nodes]
         assert len(graph["leafs"]) == len(compute["leafs"])
         for leaf, expected in zip(graph["leafs"], compute["leafs"], strict=True):
@@ -116,8 +116,8 @@ def test_what_is_not_there_is_not_written(name: str, level: str, read: Read) -> 
     """An absent layer or sequence is not -1, and gaps of zero have no column."""
     _, log = read(name, level)
     for line, (_, event) in zip(read_events(log), read_log(log), strict=True):
-        told = json.loads(msgspec.json.encode(event))
-        assert {key for key, value in line.items() if value == -1} <= told.keys()
+        written = json.loads(msgspec.json.encode(event))
+        assert {key for key, value in line.items() if value == -1} <= written.keys()
         assert any(line.get("gap", [1]))
 
 
@@ -125,12 +125,12 @@ def test_where_a_graph_comes_from(read: Read) -> None:
     for level in LEVELS:
         computes, log = read("demo", level)
         graphs = read_events(log, "graph")
-        told = [(graph["source"], graph["why"]) for graph in graphs]
+        origins = [(graph["source"], graph["why"]) for graph in graphs]
         first, changed = ("decode", "first"), ("decode", "changed")
         # a prompt, a token that the next one reuses, a shift, a token
-        assert told[:2] == [first, changed]
-        assert told[2] == ("memory_update", "memory_update")
-        assert set(told[3:]) <= {changed}
+        assert origins[:2] == [first, changed]
+        assert origins[2] == ("memory_update", "memory_update")
+        assert set(origins[3:]) <= {changed}
         assert [graph["graph"] for graph in graphs] == list(range(len(graphs)))
         assert len({graph["uid"] for graph in graphs}) == len(graphs)
         assert {graph["ctx"] for graph in graphs} == {0}

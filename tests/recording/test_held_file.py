@@ -43,7 +43,7 @@ DECODE = f"""
 def run_program(
     body: str, log: Path | None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program that decodes; with `log` it is recorded like by `instr exec`. It gets its own
+    """Run a program that decodes; with `log` it is recorded as by `instr exec`. It gets its own
     text as an argument."""
     text = textwrap.dedent(DECODE) + textwrap.dedent(body)
     asked = {"LLAMA_INSTR_LOG": str(log)} if log else {}
@@ -108,7 +108,7 @@ FULL = """
 """
 
 
-def test_a_full_disk_is_told_where_standard_error_is_redirected(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_where_standard_error_is_redirected(tmp_path: Path) -> None:
     log = tmp_path / "s.log"
     done = run_program(FULL + "    decode(500)", log)
     assert done.returncode == 0
@@ -117,7 +117,7 @@ def test_a_full_disk_is_told_where_standard_error_is_redirected(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("on_error", "code"), [("continue", 0), ("stop", 74)])
-def test_a_failure_at_the_very_end_is_told(tmp_path: Path, on_error: str, code: int) -> None:
+def test_a_failure_at_the_very_end_is_reported(tmp_path: Path, on_error: str, code: int) -> None:
     log = tmp_path / "s.log"
     # steps that were decoded last are written when the program ends
     body = FULL.replace("60_000", "0") + "    print('done'); decode(2)"

@@ -89,7 +89,7 @@ def test_sums_are_those_of_the_metrics(served: Served, requests: dict[int, Reque
 def test_a_request_lies_between_its_clients_first_and_last_moment(
     served: Served, requests: dict[int, Request]
 ) -> None:
-    """Also its queue: eight clients wait for four slots."""
+    """Including its time in the queue: eight clients wait for four slots."""
     for answer in served[1]:
         request = requests[answer.timings["predicted_n"]]
         assert answer.begin < request.arrival < request.token_times[0] < answer.first
@@ -100,7 +100,7 @@ def test_a_request_lies_between_its_clients_first_and_last_moment(
     assert waited[-1] > 10 * max(waited[0], 1), "some waited for a slot"
 
 
-def test_the_server_names_what_became_of_a_request(requests: dict[int, Request]) -> None:
+def test_the_server_names_the_result_of_a_request(requests: dict[int, Request]) -> None:
     tasks = set()
     for n, request in requests.items():
         of = request.served
@@ -111,7 +111,7 @@ def test_the_server_names_what_became_of_a_request(requests: dict[int, Request])
     assert len(tasks) == len(requests)
 
 
-def test_nothing_is_there_that_no_user_caused(served: Served, session: Session) -> None:
+def test_nothing_appears_that_no_user_caused(served: Served, session: Session) -> None:
     """A dry load, a test of the removal of sequences, and a warm-up are in the log, and marked."""
     assert list(check_log(served[0])) == []
     assert len(session.models) == len(session.contexts) == 1
@@ -121,7 +121,7 @@ def test_nothing_is_there_that_no_user_caused(served: Served, session: Session) 
 
 
 def test_a_graph_is_written_once(served: Served) -> None:
-    """Batches of different shapes are of one topology."""
+    """Batches of different shapes have one topology."""
     graphs = [event for event in read_events(served[0], "graph") if event["source"] == "decode"]
     assert len(graphs) > 4
     size = served[0].stat().st_size

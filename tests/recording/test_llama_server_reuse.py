@@ -175,7 +175,7 @@ def test_a_client_may_leave_the_queue(demo_model: Path, tmp_path: Path) -> None:
 
 
 def leave(server: Server, after: float, prompt: str, n: int) -> None:
-    """Sends a request and closes the connection after so many seconds."""
+    """Sends a request and closes the connection after this many seconds."""
     body = json.dumps({"prompt": prompt, "n_predict": n, "ignore_eos": True}).encode()
     head = f"POST /completion HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.port)) as connection:

@@ -114,10 +114,10 @@ def test_the_machine_is_what_the_kernel_counts(counted: Counted) -> None:
     tick = 10**9 // os.sysconf("SC_CLK_TCK")
 
     def between(key: str, of: Any, slack: int = 0) -> None:
-        """The sum in the log covers what passed inside of the session, and no more than around."""
-        told = sum(event[key] for event in machine)
+        """The sum in the log is at least what passed inside the session, and at most around it."""
+        recorded = sum(event[key] for event in machine)
         least, most = of(last) - of(begun), of(after) - of(before)
-        assert least - slack <= told <= most + slack, (key, least, told, most)
+        assert least - slack <= recorded <= most + slack, (key, least, recorded, most)
 
     microsecond = 1000
     between("cpu", lambda c: round((c["usage"].ru_utime + c["usage"].ru_stime) * 1e9), microsecond)
@@ -132,7 +132,7 @@ def test_the_machine_is_what_the_kernel_counts(counted: Counted) -> None:
     assert last["t"] <= ends[-1] <= after["t"]
     starts = [event["t"] - event["dur"] for event in machine]
     assert before["t"] <= starts[0] <= begun["t"]
-    assert starts[1:] == ends[:-1], "each begins where the one before ended"
+    assert starts[1:] == ends[:-1], "each begins where the previous one ended"
     assert all(min(loads) <= event["load"] <= max(loads) for event in machine)
     assert all(event["running"] >= 0 for event in machine)
 
@@ -184,12 +184,12 @@ def test_load_and_times_are_those_of_the_kernels_files(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     tick = 10**9 // os.sysconf("SC_CLK_TCK")
     keys = ("load", "running", "busy", "steal")
-    told = [
+    recorded = [
         {key: event[key] for key in keys if key in event}
         for number in range(4)
         for event in read_events(tmp_path / f"{number}.log", "machine")
     ]
-    assert told == [
+    assert recorded == [
         {"load": 0.07, "running": 3, "busy": 234 * tick, "steal": 5 * tick},
         {"load": 12.34, "running": 0, "busy": 0, "steal": 0},  # a counter that went back
         {},

@@ -76,7 +76,7 @@ def test_the_parts_are_the_step_by_the_clients_clock(recorded: dict[int, Recorde
 
 
 def test_a_machine_computes_as_long_as_its_own_log_says(recorded: dict[int, Recorded]) -> None:
-    """By a clock that nobody has joined."""
+    """By a clock that was not joined with any other."""
     for of in recorded.values():
         by_machine = of.account.by_machine
         assert len(by_machine) == len(of.servers)
@@ -128,7 +128,7 @@ def test_a_slow_link_is_found(recorded: dict[int, Recorded]) -> None:
 def test_graphs_are_sent_again_if_the_cache_is_on_the_client(
     recorded: dict[int, Recorded], tmp_path: Path
 ) -> None:
-    """As every layer is cut in two; with the cache on the machines they are sent once."""
+    """Because every layer is cut in two; with the cache on the machines, each is sent once."""
     assert "graph-again" not in causes(recorded[0].account)
     found = causes(record(tmp_path, 0, MBIT, "--cache-here").account)["graph-again"]
     again = re.search(r"Decodes send ([\d,]+) of \1 graphs again", found.what)

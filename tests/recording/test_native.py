@@ -87,7 +87,7 @@ def _events(log: Path) -> Counter[str]:
 def _added(
     log_threads: Path, log: Path, *numbers: int, preexec_fn: Callable[[], None] | None = None
 ) -> tuple[dict[str, int], int]:
-    """What each of so many threads added so often, by event, and the memory that it took."""
+    """How many of each event the threads added, and the memory that it took."""
     command = [log_threads, log, *map(str, numbers)]
     printed = subprocess.run(
         command, check=True, capture_output=True, text=True, preexec_fn=preexec_fn

@@ -165,7 +165,7 @@ def test_a_log_that_cannot_be_opened(tmp_path: Path, path: str, words: str) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_wrong_arguments_are_told_without_options_of_the_command_line(tmp_path: Path) -> None:
+def test_wrong_arguments_are_named_without_options_of_the_command_line(tmp_path: Path) -> None:
     log, mine = tmp_path / "a.log", tmp_path / "a.txt"
     mine.write_text("mine")
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -182,7 +182,7 @@ def test_wrong_arguments_are_told_without_options_of_the_command_line(tmp_path: 
     assert not native.load().status() & native.ACTIVE
 
 
-def test_a_full_disk_is_told_and_counted(llama: Any) -> None:
+def test_a_full_disk_is_reported_and_counted(llama: Any) -> None:
     with (
         pytest.warns(RuntimeWarning, match=r"/dev/full: .* [1-9]\d* events are missing"),
         llamacpp_instr.record("/dev/full") as session,
@@ -243,7 +243,7 @@ def test_another_library_is_refused(
         assert word in line
 
 
-def test_no_library_is_said(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_missing_library_is_reported(environment: dict[str, str], tmp_path: Path) -> None:
     hide = "import sys; sys.modules['llama_cpp'] = None\n"
     hidden = textwrap.dedent(LOAD).replace("native.load()", "find(); native.load()")
     code = hide + "import importlib.util\ndef find(): importlib.util.find_spec = lambda _: None\n"
@@ -251,7 +251,7 @@ def test_no_library_is_said(environment: dict[str, str], tmp_path: Path) -> None
     assert line == "the patched llama-cpp-python is not installed; run `instr build`"
 
 
-def test_another_abi_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_abi_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "ABI", 99)
     with pytest.raises(NativeError, match=r"has ABI \d+, this package needs ABI 99"):
         native.load.__wrapped__()

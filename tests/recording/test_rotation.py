@@ -130,8 +130,8 @@ def test_a_log_rotates_without_a_lost_event(
     assert counts[Token] == sum(len(sampled) for _, sampled in counted)
     clears = [e for e in everything if isinstance(e, Kv) and e.op == "clear"]
     assert len(clears) == sum(len(cleared) for cleared, _ in counted)
-    told = Counter(e.id for e in everything if isinstance(e, Token))
-    assert told == Counter(token for _, sampled in counted for token in sampled)
+    recorded = Counter(e.id for e in everything if isinstance(e, Token))
+    assert recorded == Counter(token for _, sampled in counted for token in sampled)
     check_joined(parts, [sampled for _, sampled in counted])
 
 
@@ -219,10 +219,10 @@ def test_where_no_part_can_be_made_the_log_goes_on(
     (tmp_path / "it.part3.log").mkdir()
     done = rotated()
     assert done.returncode == 0
-    told = [line for line in done.stderr.splitlines() if line.startswith("llama-instr")]
+    printed = [line for line in done.stderr.splitlines() if line.startswith("llama-instr")]
     second = tmp_path / "it.part2.log"
     reason = f"{tmp_path}/it.part3.log: File exists"
-    assert told == [f"llama-instr: {reason}; recording continues in {second}"]
+    assert printed == [f"llama-instr: {reason}; recording continues in {second}"]
     assert list(check_log(second)) == []
     assert second.stat().st_size > 10**6
     logs = [events_of(tmp_path / "it.log"), events_of(second)]

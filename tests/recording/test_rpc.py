@@ -246,7 +246,7 @@ def test_every_op_is_in_one_log_once(two: tuple[Path, list[Path]]) -> None:
 
 def test_a_command_names_what_queued_it(two: tuple[Path, list[Path]]) -> None:
     """The copies of the inputs of a split come before its compute, within the time between it and
-    the split before."""
+    the previous split."""
     log, _ = two
     events = read_events(log)
     steps = {e["step"]: e["t"] for e in events if e["event"] == "step_begin"}

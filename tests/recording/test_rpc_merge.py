@@ -198,7 +198,7 @@ def test_a_delay_is_in_the_uncertainty_and_the_truth_within(delay_ms: int, tmp_p
 
 
 def test_a_server_that_was_killed_leaves_what_it_wrote(tmp_path: Path) -> None:
-    """And the client, which llama.cpp then ends."""
+    """And so does the client, which llama.cpp then ends."""
     logs = [tmp_path / name for name in ("client.log", "a.log")]
     with recorded_server(logs[1]) as server:
         words = ("--log", logs[0], "--decodes", 100_000)
@@ -219,7 +219,7 @@ def test_a_server_that_was_killed_leaves_what_it_wrote(tmp_path: Path) -> None:
 
 
 def test_logs_of_two_sessions_are_not_joined(tmp_path: Path) -> None:
-    """Also if their commands are the same: their times are not."""
+    """Even if their commands are the same: their times are not."""
     found: list[Any] = []
     for name in ("one", "other"):
         (tmp_path / name).mkdir()

@@ -71,17 +71,18 @@ def test_a_token_that_is_another_is_seen(held: Held, tmp_path: Path) -> None:
     log.write_text("".join(lines))
     recording = read_recording(log)
     assert recording.wrong == []
-    assert len(match_answers(recording, held.told).wrong) == 2  # the right one, and the false one
+    # the right one, and the false one
+    assert len(match_answers(recording, held.outcomes).wrong) == 2
 
 
 def test_an_answer_that_is_not_recorded_is_seen(held: Held) -> None:
     assert held.recording is not None
-    whole = next(told for told in held.told if not told.left)
-    assert match_answers(held.recording, held.told + Counter([whole])).wrong
+    whole = next(answer for answer in held.outcomes if not answer.left)
+    assert match_answers(held.recording, held.outcomes + Counter([whole])).wrong
 
 
 def test_an_answer_that_is_another_is_seen() -> None:
-    held, right = Held(clients=1), Expected(Answer(200, ("a", "b", "c")), told=None)
+    held, right = Held(clients=1), Expected(Answer(200, ("a", "b", "c")), outcome=None)
     whole, part = Request(COMPLETIONS, "{}"), Request(COMPLETIONS, "{}", leave_after=2)
     take_answer(held, "plain", whole, Answer(200, ("a", "b", "c")), right)
     take_answer(held, "recorded", part, Answer(200, ("a", "b")), right)

@@ -136,10 +136,10 @@ def test_standard_output_that_nothing_reads_does_not_hold_the_run() -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        said = process.stderr.read()  # nobody reads the log
+        stderr = process.stderr.read()  # nobody reads the log
         assert process.wait(300) == 1
-    assert b"Error: " in said
-    assert b"Traceback" not in said
+    assert b"Error: " in stderr
+    assert b"Traceback" not in stderr
 
 
 def test_standard_error_that_nothing_reads_does_not_hold_the_program() -> None:

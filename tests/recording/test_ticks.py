@@ -31,8 +31,8 @@ def _answers(program: Path, commands: Iterable[str]) -> list[int]:
 
 
 def _nanoseconds(program: Path, moments: list[Moment], ticks: Iterable[int]) -> list[int]:
-    told = [f"moment {at} {ns}" for at, ns in moments]
-    return _answers(program, [*told, *(f"ns {at}" for at in ticks)])
+    given = [f"moment {at} {ns}" for at, ns in moments]
+    return _answers(program, [*given, *(f"ns {at}" for at in ticks)])
 
 
 def _moments(n: int, ticks_per_ns: float, seed: int) -> list[Moment]:
@@ -74,10 +74,10 @@ def test_time_never_runs_backwards_and_is_never_far_off(n: int, program: Path) -
     rng = random.Random(n)
     asked = sorted(rng.randint(moments[0][0], moments[-1][0]) for _ in range(5000))
     asked = sorted({*asked, moments[0][0], moments[-1][0]})
-    told = _nanoseconds(program, moments, asked)
-    assert told == sorted(told)
-    assert (told[0], told[-1]) == (moments[0][1], moments[-1][1])
-    for at, ns in zip(asked, told, strict=True):
+    times = _nanoseconds(program, moments, asked)
+    assert times == sorted(times)
+    assert (times[0], times[-1]) == (moments[0][1], moments[-1][1])
+    for at, ns in zip(asked, times, strict=True):
         assert abs(ns - at / 2.596) < 20
 
 

@@ -1,4 +1,4 @@
-"""Times in a log lie where the caller's own clock has what they cover."""
+"""Times in a log lie within what the caller's own clock measured around them."""
 
 from __future__ import annotations
 

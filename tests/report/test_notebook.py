@@ -23,7 +23,7 @@ from llamacpp_instr.log.session import load_session
 from llamacpp_instr.prediction.probe.file import probe_json
 from llamacpp_instr.report.report import shown
 from tests.exports.test_late_tables import check_requests
-from tests.kit.in_process import printed, told
+from tests.kit.in_process import json_reports, printed
 from tests.kit.made_log import make_log
 from tests.kit.made_probe import probe_of
 from tests.kit.reports import Row
@@ -36,7 +36,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
 
 def tables(command: str, log: Path) -> dict[str, Row]:
-    return {report["title"]: report for report in told(command, log)}
+    return {report["title"]: report for report in json_reports(command, log)}
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def test_it_shows_the_summary():
 
 def test_kernels_add_up_to_the_statistics_and_name_their_request():
     log = llamacpp_instr.load(RECORDED)
-    stats, *_ = told("stats", RECORDED, "--by", "op")
+    stats, *_ = json_reports("stats", RECORDED, "--by", "op")
     by_label = log.kernels.groupby("label", observed=True)
     assert by_label.dur.sum().to_dict() == {row["op"]: row["total"] for row in stats["rows"]}
     assert by_label.size().to_dict() == {row["op"]: row["count"] for row in stats["rows"]}
@@ -91,7 +91,7 @@ def test_a_diff_is_that_of_the_command(tmp_path):
     found = a.diff(b, by="op")
     assert repr(found) == shown
     assert found._repr_html_().count("<table") == sum(len(of) > 0 for of in found.tables.values())
-    reports = told("diff", tmp_path / "a.log", tmp_path / "b.log", "--by", "op")
+    reports = json_reports("diff", tmp_path / "a.log", tmp_path / "b.log", "--by", "op")
     for table, report in zip(found.tables.values(), reports, strict=True):
         assert table.to_numpy().tolist() == [list(row.values()) for row in report["rows"]]
     assert {"op", "ratio", "verdict"} <= set(found.tables["decode_by_op"])
@@ -126,8 +126,8 @@ def test_a_plot_has_the_numbers_of_the_commands():
 
     lines = {line.get_label(): line.get_ydata() for line in log.plot_requests().get_lines()}
     latency = tables("requests", RECORDED)["Latency of requests"]["rows"]
-    told = {row["Time"]: row["longest"] / 1e9 for row in latency if row["Time"] in lines}
-    assert {label: max(y) for label, y in lines.items()} == pytest.approx(told)
+    expected = {row["Time"]: row["longest"] / 1e9 for row in latency if row["Time"] in lines}
+    assert {label: max(y) for label, y in lines.items()} == pytest.approx(expected)
 
     axes = log.plot_blocks()
     where = summary["Where the time went"]["rows"]

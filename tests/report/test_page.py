@@ -84,7 +84,7 @@ def test_the_page_of_inspect(instr: Instr, tmp_path: Path, width: int, dark: boo
     assert instr("inspect", "demo", "--html", "-o", page).returncode == 0
     seen = ui_kit.look_at_page(page, [(6, "bytes", "click")], (width, 800), dark)
     assert (seen.foreign, seen.errors, seen.console) == ([], [], [])
-    assert seen.overflow == 0, "tables and charts scroll by themselves"
+    assert seen.overflow == 0, "tables and charts scroll on their own"
     assert {"bits per weight", "layer", "none", "F16", "F32"} <= set(seen.texts)
     assert names(seen.sorted[0])[0] == "token_embd.weight"
 
@@ -192,8 +192,10 @@ def test_the_page_of_a_session(instr: Instr, tmp_path: Path, width: int, dark: b
     assert block["focus"].startswith(f"{first.name}: ")
     assert second["focus"].startswith(f"{other.name}: ")
     share = f"{100 * other.amount / layers[0].amount:.1f} % of layer 2"
-    assert second["told"].startswith(f"session \u203a decode \u203a layer 2 \u203a {other.name}: ")
-    assert second["told"].endswith(share)
+    assert second["caption"].startswith(
+        f"session \u203a decode \u203a layer 2 \u203a {other.name}: "
+    )
+    assert second["caption"].endswith(share)
     assert boxes(zoomed)[other.name, 90] == [(0, 1)]
     assert boxes(out)["layer 2", 60] == [(0, 1)]
     assert phase_again["boxes"] == phase["boxes"]

@@ -118,7 +118,7 @@ def test_tests_begin_at_their_depth_whatever_the_memory(
 def test_ctrl_c_prints_what_was_measured(
     environment: dict[str, str], tmp_path: Path, after: int
 ) -> None:
-    """After so many repetitions: in the first log, or in a later one."""
+    """After 1 or 5 repetitions: in the first log, or in a later one."""
     process = subprocess.Popen(
         [sys.executable, "-m", "llamacpp_instr", "bench", "demo", "-p", "8,9,10", "-n", "400",
          "--threads", "1", "--rounds", "1000", "--json"],

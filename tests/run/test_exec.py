@@ -277,8 +277,8 @@ def test_a_program_that_records_itself_is_told_who_records(
     application.write_text(APPLICATION + begin)
     done = instr(*command)
     assert done.returncode == 1
-    said = f"this process is already being recorded, to {tmp_path}/exec.log; close that session"
-    assert said in done.stderr
+    message = f"this process is already being recorded, to {tmp_path}/exec.log; close that session"
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -52,8 +52,8 @@ def test_ctrl_c_stops_a_long_prefill_at_once(environment: dict[str, str], tmp_pa
     assert read_events(tmp_path / "session.log")[-1]["event"] == "session_end"
 
 
-def test_ctrl_c_stops_the_making_of_tokens(environment: dict[str, str], tmp_path: Path) -> None:
-    """llama.cpp takes minutes for so many special tokens in one call."""
+def test_ctrl_c_stops_tokenization(environment: dict[str, str], tmp_path: Path) -> None:
+    """llama.cpp takes minutes for this many special tokens in one call."""
     (tmp_path / "long.txt").write_text("a<s>" * (1 << 18))
     process = start_run(environment, tmp_path, *DEMO, "--prompt-file", "long.txt", "-n", 1)
     with pytest.raises(subprocess.TimeoutExpired):

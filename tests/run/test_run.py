@@ -51,10 +51,10 @@ def test_the_text_is_the_plain_libraries(instr: Instr, peer: Any) -> None:
 
 def test_a_second_beginning_of_a_text_is_warned_of(instr: Instr) -> None:
     """The demo model adds one; the tokens are made in a child process."""
-    told = "llama.cpp: tokenize: Added a BOS token to the prompt"
+    warning = "llama.cpp: tokenize: Added a BOS token to the prompt"
     done = instr("run", *DEMO, "-p", "<s>Once", "-n", 1)
-    assert done.stderr.count(told) == 1
-    assert told not in instr("run", *DEMO, "-p", "Once", "-n", 1, "--force").stderr
+    assert done.stderr.count(warning) == 1
+    assert warning not in instr("run", *DEMO, "-p", "Once", "-n", 1, "--force").stderr
 
 
 def test_the_log_holds_every_token_of_the_text(instr: Instr, tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ def parts_of(division: Division, shape: tuple[int, ...]) -> list[Mask]:
 
 
 def check(log: Path, phase: str, split: Split, engines: int) -> tuple[int, set[str]]:
-    """How often a part waits for fewer parts of a source than it has, and the titles of those that
-    wait for more than they need."""
+    """How often a part waits for only some parts of a source, and the titles of the parts that wait
+    for more than they need."""
     timed = recorded(log, phase)
     axes, truth = Axes(timed), Truth(timed)
     if split == "heads":
@@ -176,7 +176,7 @@ def cache_writers(truth: Truth) -> dict[int, int]:
 def producers(
     truth: Truth, written: dict[int, int], of: int, elements: Mask, reader: int
 ) -> list[tuple[int, Mask]]:
-    """The kernel whose result these elements are, if any: of a cache, any token may be there."""
+    """The kernel whose result these elements are, if any: in a cache, they may be any token's."""
     if of >= 0:
         return [(truth.timed.kernel_of[of], elements)]
     kernel = written.get(of, reader)

@@ -58,7 +58,7 @@ def test_one_client_and_one_slot_are_arithmetic() -> None:
     of = times(between_ns=5, token_ns=7, end_ns=11, launch_ns=13, step_ns=17, rebuild_ns=19)
     requests = [asked(10, 4, 0), asked(20, 3, 1)]
     found = simulate(Workload(requests, clients=1), Settings(1, 512, cache_ram=0), of)
-    # the prompt, built anew, and its token; the first decode is built anew, too
+    # the prompt, built anew, and its token; the first decode is also built anew
     first = 13 + 10 * MS + 17 + 19 + 7
     end = first + 5 + (2 * MS + 17 + 7) * 3 + 19 + 2 * 5 + 11
     assert (found.first[0], found.end[0]) == (first, end)
@@ -416,10 +416,10 @@ def test_settings_that_do_not_fit_are_refused() -> None:
 
 def test_a_long_simulation_says_how_far_it_is_and_can_be_interrupted() -> None:
     load = Workload([asked(5, 2, i) for i in range(5000)], clients=4)
-    told: list[tuple[int, int]] = []
-    simulate(load, Settings(4, 1024), times(), on_progress=lambda *of: told.append(of))
-    assert [total for _, total in told] == [5000] * 5
-    assert [done // 1000 for done, _ in told] == [1, 2, 3, 4, 5]
+    calls: list[tuple[int, int]] = []
+    simulate(load, Settings(4, 1024), times(), on_progress=lambda *of: calls.append(of))
+    assert [total for _, total in calls] == [5000] * 5
+    assert [done // 1000 for done, _ in calls] == [1, 2, 3, 4, 5]
 
     def interrupt(*_: int) -> None:
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.in_process import instr_here, told
+from tests.kit.in_process import instr_here, json_reports
 from tests.kit.native_kit import ROOT
 
 LOG = ROOT / "docs" / "tutorials" / "faster-server.log.gz"
@@ -17,7 +17,7 @@ WITHOUT = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
 
 def reports(*words: object) -> dict[str, dict[str, Any]]:
-    return {report["id"]: report for report in told("capacity", LOG, *words)}
+    return {report["id"]: report for report in json_reports("capacity", LOG, *words)}
 
 
 def test_more_clients_get_no_less_in_all_and_wait_longer() -> None:
@@ -44,7 +44,7 @@ def test_the_replay_is_near_the_recording() -> None:
     assert figures["simulated tokens/s"] == pytest.approx(figures["recorded tokens/s"], rel=0.03)
 
 
-def test_a_damaged_line_costs_no_more_than_itself(tmp_path: Path) -> None:
+def test_a_damaged_line_costs_only_that_line(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(
         gzip.decompress(LOG.read_bytes()).replace(b'"event":"token"', b'"event":"t"', 1)
@@ -57,7 +57,7 @@ def test_a_damaged_line_costs_no_more_than_itself(tmp_path: Path) -> None:
     assert "1 damaged line was skipped" in done.stdout + done.stderr
 
 
-def test_the_server_s_time_is_all_there() -> None:
+def test_all_of_the_server_s_time_is_accounted_for() -> None:
     found = reports("--clients", 2)["limits"]["rows"]
     assert sum(row["share"] for row in found) == pytest.approx(1)
     assert all(row["time"] >= 0 for row in found)

@@ -63,10 +63,10 @@ def test_it_says_what_was_waited_for() -> None:
     kinds = (EngineKind("m", 1, frozenset({"MUL_MAT"})), EngineKind("v", 1, frozenset({"ADD"})))
     made = schedule_list(tasks, Engines(kinds, handover_ns=3))
     # t1 first: its path is longer
-    said = [
+    parts = [
         (part.what, part.task, part.begin, part.end, part.after) for part in critical_path(made)
     ]
-    assert said == [
+    assert parts == [
         ("task", 1, 0, 20, "start"),
         ("task", 0, 20, 30, "engine"),
         ("hand-over", 2, 30, 33, "source"),
@@ -93,9 +93,9 @@ def test_transfers_are_on_the_path_if_they_bind() -> None:
     assert [part.what for part in parts] == ["transfer"] + ["task"] * 4
 
 
-def test_a_task_waits_for_its_load_also_from_the_first_engine() -> None:
-    """One that brings loads, before a core with room for two of 100 bytes. The three tasks do not
-    depend on each other."""
+def test_a_task_waits_for_its_load_even_from_the_first_engine() -> None:
+    """The first engine brings loads to a core with room for two of 100 bytes. The three tasks do
+    not depend on each other."""
     kinds = (
         EngineKind("dma", 1, frozenset({"memory"}), {}, 1e9),
         EngineKind("core", 1, frozenset({"matrix"}), {}, None, 200),

@@ -1,4 +1,4 @@
-"""What ran on a device is a task of that device, with its time there; the others are as without."""
+"""What ran on a device is a task of that device, with its time there; the others do not change."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_one_step_has_its_own_times(session: Session) -> None:
 
 
 def test_what_no_task_has_is_named(session: Session) -> None:
-    """Of one compute: what lies between its kernels, and its share."""
+    """For one compute: the time between its kernels, and its share."""
     steps = session.steps.rows(session.steps["phase"] == "decode")["step"].tolist()
     for step in steps[:3]:
         (row,) = np.flatnonzero(session.computes["step"] == step)

@@ -105,7 +105,7 @@ TASK = '[[task]]\nname = "a"\nns = 1\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", r"no tasks; add a \[\[task\]\] with a name and its ns"),
         ("[[task]", "Expected ']]' at the end of an array declaration"),
@@ -125,9 +125,9 @@ TASK = '[[task]]\nname = "a"\nns = 1\n'
         ('name = "a\x1b[2J"', "graph.toml: "),
     ],
 )
-def test_a_wrong_graph_is_one_clear_line(text: str, said: str, tmp_path: Path) -> None:
+def test_a_wrong_graph_is_one_clear_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "graph.toml").write_text(text)
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         read_hand_made(tmp_path / "graph.toml")
     assert str(caught.value).startswith(f"{tmp_path / 'graph.toml'}: ")
     assert "\n" not in str(caught.value)
@@ -267,7 +267,7 @@ DMA = f'transfers = true\n{A}local_memory = 64\n[[engine]]\nname = "dma"\nruns =
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", r"no engines; add an \[\[engine\]\] with a name"),
         ("engines = 4", "unknown field `engines`"),
@@ -293,9 +293,9 @@ DMA = f'transfers = true\n{A}local_memory = 64\n[[engine]]\nname = "dma"\nruns =
         ),
     ],
 )
-def test_wrong_engines_are_one_clear_line(text: str, said: str, tmp_path: Path) -> None:
+def test_wrong_engines_are_one_clear_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "engines.toml").write_text(text)
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         read_engines(tmp_path / "engines.toml")
     assert str(caught.value).startswith(f"{tmp_path / 'engines.toml'}: ")
     assert "\n" not in str(caught.value)
@@ -320,7 +320,7 @@ def test_engines_at_the_bounds_are_read(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (A + 'count = 4096\n[[engine]]\nname = "b"', "4097 engines; at most 4096 are possible"),
         ("handover_ns = 1000000000001\n" + A, "handover_ns must be 0 to 1000000000000"),
@@ -332,9 +332,11 @@ def test_engines_at_the_bounds_are_read(text: str, tmp_path: Path) -> None:
         ('[[engine]]\nname = " "', "an engine's name is empty"),
     ],
 )
-def test_engines_beyond_the_bounds_are_one_clear_line(text: str, said: str, tmp_path: Path) -> None:
+def test_engines_beyond_the_bounds_are_one_clear_line(
+    text: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "engines.toml").write_text(text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         read_engines(tmp_path / "engines.toml")
 
 
@@ -351,8 +353,8 @@ def test_an_engine_beyond_the_last_has_no_name() -> None:
         equal_engines(2).name(2)
 
 
-@pytest.mark.parametrize(("n", "said"), [(8, "OP7 (vector)"), (9, "and 1 more")])
-def test_up_to_eight_ops_are_named_if_an_engine_has_nothing_to_do(n: int, said: str) -> None:
+@pytest.mark.parametrize(("n", "ending"), [(8, "OP7 (vector)"), (9, "and 1 more")])
+def test_up_to_eight_ops_are_named_if_an_engine_has_nothing_to_do(n: int, ending: str) -> None:
     labels = [Label(f"t{i}", f"OP{i} t", f"OP{i}", "vector", 0, "other") for i in range(n)]
     made = make_tasks([("ADD", 1, [])] * n)
     tasks = replace(made, labels=labels)
@@ -361,7 +363,7 @@ def test_up_to_eight_ops_are_named_if_an_engine_has_nothing_to_do(n: int, said: 
         check_usable(tasks, idle)
     text = str(caught.value)
     assert text.startswith("engine m: it runs MUL_MAT, matrix, but there is no such task;")
-    assert text.endswith(said)
+    assert text.endswith(ending)
     assert ("OP8" in text, "OP7" in text) == (False, True)
 
 

@@ -75,7 +75,7 @@ def test_it_beats_list_scheduling_where_that_is_not_optimal() -> None:
 
 
 def test_transfers_are_ordered_so_that_no_engine_waits() -> None:
-    # the short load first, while whose task runs the long one comes (Johnson's rule)
+    # the short load first: the long one comes while its task runs (Johnson's rule)
     tasks = make_tasks([("MUL_MAT", 10, []), ("MUL_MAT", 60, [])], load=[60, 10])
     made = schedule_optimal(tasks, fed_core(), 20)
     assert_valid(made)
@@ -97,7 +97,7 @@ def test_cached_keys_are_loaded_after_they_have_been_written() -> None:
     assert made.makespan == made.proven == 40
 
 
-def test_what_was_proven_is_a_bound_also_without_time() -> None:
+def test_what_was_proven_is_a_bound_even_without_time() -> None:
     tasks = make_tasks([("ADD", 7 + i % 11, [i - 5] if i > 5 else []) for i in range(60)])
     made = schedule_optimal(tasks, equal_engines(3), 0.0)
     assert_valid(made)

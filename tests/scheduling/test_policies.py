@@ -76,7 +76,7 @@ def test_tasks_begin_when_a_simulation_of_the_rule_begins_them(tasks, m) -> None
     assert schedule_program(tasks, equal_engines(m)).begin.tolist() == wanted
 
 
-def test_of_tasks_for_different_engines_the_longest_path_goes_first() -> None:
+def test_the_longest_path_goes_first_among_tasks_for_different_engines() -> None:
     """The product could also run on the other engine, where it would keep the chain waiting."""
     kinds = (EngineKind("any", 1), EngineKind("matrix", 1, frozenset({"matrix"})))
     tasks = make_tasks([("MUL_MAT", 10, []), ("ADD", 10, []), ("ADD", 10, [1])])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import assert_refused
-from tests.kit.in_process import instr_here, told
+from tests.kit.in_process import instr_here, json_reports
 from tests.kit.native_kit import ROOT
 
 pytestmark = pytest.mark.native
@@ -17,8 +17,8 @@ LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
 
 def scheduled(*words: object) -> tuple[dict[str, float], str]:
-    """Times of the first table by name, ns, and all notes."""
-    tables = told("schedule", "demo", "--machine", MACHINE, *words)
+    """Times of the first table by name, in ns, and all notes."""
+    tables = json_reports("schedule", "demo", "--machine", MACHINE, *words)
     notes = " ".join(note for table in tables for note in table["notes"])
     first = tables[0]
     return {next(iter(row.values())): row["time"] for row in first["rows"]}, notes
@@ -26,7 +26,7 @@ def scheduled(*words: object) -> tuple[dict[str, float], str]:
 
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_one_engine_takes_as_long_as_the_predicted_kernels(phase: str) -> None:
-    predicted = told("predict", "demo", "--machine", MACHINE, "--threads", 1)
+    predicted = json_reports("predict", "demo", "--machine", MACHINE, "--threads", 1)
     ops = next(table for table in predicted if "op" in table["title"] and phase in table["title"])
     kernels = sum(row["time"] for row in ops["rows"] if row["op"] != "outside the ops")
     times, notes = scheduled("--engines", 1, "--phase", phase)
@@ -55,6 +55,6 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_input_gets_one_line(case: str, tmp_path: Path) -> None:
-    words, said = WRONG[case]
-    assert_refused(instr_here("schedule", *words, "-o", tmp_path / "out.json"), said)
+    words, message = WRONG[case]
+    assert_refused(instr_here("schedule", *words, "-o", tmp_path / "out.json"), message)
     assert not list(tmp_path.iterdir())

@@ -76,7 +76,7 @@ def test_the_text_says_what_a_reader_asks() -> None:
     assert "engine everything 2 4 85 ns 85.0 % ████████▌ 350 B" in rows
 
 
-def test_a_gap_is_said_and_what_was_proven() -> None:
+def test_a_gap_and_what_was_proven_are_reported() -> None:
     tasks = make_tasks([("ADD", ns, []) for ns in (3, 3, 2, 2, 2)])
     made = schedule_list(tasks, equal_engines(2))
     note = schedule_reports(made, [])[0].notes[0]
@@ -86,7 +86,7 @@ def test_a_gap_is_said_and_what_was_proven() -> None:
     assert ["proven: no schedule is shorter", 7, 12 / 7] in whole.rows
 
 
-def test_the_causes_of_the_critical_path_are_told() -> None:
+def test_the_causes_of_the_critical_path_are_listed() -> None:
     kinds = (EngineKind("m", 1, frozenset({"MUL_MAT"})), EngineKind("v", 1, frozenset({"vector"})))
     made = schedule_list(TASKS, Engines(kinds, handover_ns=4))
     causes = schedule_reports(made, [])[2]
@@ -115,8 +115,8 @@ def test_the_picture_has_a_row_for_each_engine_and_a_bar_for_each_task() -> None
     assert sorted((box.x0, box.x1) for box in boxes(axes, 0.5)) == spans
     marked = {(part.begin, part.end) for part in critical_path(made)}
     assert {(box.x0, box.x1) for box in boxes(axes, 0, 0.5)} == marked
-    said = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert said == ["attention", "feed-forward", "critical path"]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["attention", "feed-forward", "critical path"]
     assert {text.get_text() for text in axes.texts} == {"t0", "t1", "t2", "t3"}
     svg = chart.svg()
     assert ET.fromstring(svg).attrib["aria-label"] == "Two engines"
@@ -192,7 +192,7 @@ def test_layers_are_in_their_order_and_what_has_none_is_last() -> None:
     assert column(report, "time") == [99 + 96, 98 + 95, 100 + 97]
 
 
-def test_begins_that_could_be_earlier_are_told() -> None:
+def test_starts_that_could_be_earlier_are_reported() -> None:
     made = schedule_list(TASKS, equal_engines(2))
     late = replace(made, begin=made.begin + 5, end=made.end + 5)
     causes = {row[0]: row[1:3] for row in schedule_reports(late, [])[2].rows}

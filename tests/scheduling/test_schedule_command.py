@@ -15,7 +15,7 @@ from llamacpp_instr.converters.scheduling.tasks import equal_engines, several_se
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit.commands_kit import blocks_of
-from tests.kit.in_process import instr_here, told
+from tests.kit.in_process import instr_here, json_reports
 from tests.kit.native_kit import DEMO, ROOT
 
 LOG = ROOT / "tests" / "fixtures" / "demo-verbose.log"
@@ -34,7 +34,7 @@ after = ["a", "b"]
 
 
 def figures(*words: object) -> dict[str, Any]:
-    whole, *_ = told("schedule", *words)
+    whole, *_ = json_reports("schedule", *words)
     return {name: of["value"] for name, of in whole["figures"].items()}
 
 
@@ -90,7 +90,7 @@ def test_the_files_of_the_page_can_be_used(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_the_schedules_one_by_one() -> None:
-    (table,) = told("schedule", LOG, "--layers", 0, "--split", "rows", "--sweep", "1:5")
+    (table,) = json_reports("schedule", LOG, "--layers", 0, "--split", "rows", "--sweep", "1:5")
     assert [row["engines"] for row in table["rows"]] == [1, 2, 3, 4, 5]
     for row in table["rows"]:
         words = ("--layers", 0, "--split", "rows", "--engines", row["engines"])
@@ -108,7 +108,7 @@ def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ((LOG, "--layers", "7-9"), f"{LOG}: no layer 7 to schedule; its layers are 0 to 3"),
         ((LOG, "--step", "999"), f"{LOG}: no step 999; its steps are 0 to 23"),
@@ -129,13 +129,13 @@ def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
         (("nowhere.log",), "nowhere.log"),
     ],
 )
-def test_a_wrong_input_is_one_line(words: tuple[object, ...], said: str, graph: Path) -> None:
+def test_a_wrong_input_is_one_line(words: tuple[object, ...], message: str, graph: Path) -> None:
     arguments = [graph if word == "GRAPH" else word for word in words]
-    assert_refused(instr_here("schedule", *arguments), said)
+    assert_refused(instr_here("schedule", *arguments), message)
 
 
 def test_parts_of_flash_attention_are_timed_where_it_ran(tmp_path: Path) -> None:
-    """Of a log of another processor they cannot be timed here."""
+    """For a log from another processor, they cannot be timed here."""
     elsewhere = tmp_path / "elsewhere.log"
     recorded = re.sub(rb'"cpu":"[^"]*"', b'"cpu":"Sirius 9"', LOG.read_bytes(), count=1)
     elsewhere.write_bytes(recorded)
@@ -149,6 +149,6 @@ def test_heads_of_a_recording_of_this_machine(instr: Instr, tmp_path: Path) -> N
         log = tmp_path / f"{flash}.log"
         words = ("-p", "Once upon a time", "-n", 4, "--threads", 1, "--flash-attn", flash)
         assert instr("run", DEMO, *words, "--log", log).returncode == 0
-        whole, *_ = told("schedule", log, "--layers", 1, "--split", "heads")
+        whole, *_ = json_reports("schedule", log, "--layers", 1, "--split", "heads")
         assert whole["figures"]["tasks"]["value"] == {"on": 49, "off": 53}[flash]
         assert any("were timed on this machine" in note for note in whole["notes"])

@@ -82,7 +82,7 @@ def test_rows_are_divided_as_ggml_divides_them() -> None:
     for kernel in timed.chosen:
         op = timed.nodes.op[timed.inside[kernel][0]]
         parts[op].add(divided.kernel.count(kernel))
-    # of one token: a product by the rows of its weight, positions by heads, and one row of the rest
+    # for one token: a product by the rows of its weight, positions by heads, one row of the rest
     assert parts["MUL_MAT"] == parts["ROPE"] == parts["FLASH_ATTN_EXT"] == {2}
     assert parts["RMS_NORM"] == parts["ADD"] == parts["GLU"] == parts["SET_ROWS"] == {1}
 
@@ -182,8 +182,8 @@ def test_measured_parts_take_the_place_of_attention() -> None:
     made = f"--split heads made {len(divided.kernel)} tasks of {len(timed.chosen)} kernels."
     assert first.startswith(made)
     recorded = sum(float(timed.ns[kernel]) for kernel in shapes)
-    told = f"together 80.0 µs; FLASH_ATTN_EXT took {recorded / 1000:.1f} µs in the log."
-    assert [note.partition("several runs: ")[2] for note in others] == [told]
+    expected = f"together 80.0 µs; FLASH_ATTN_EXT took {recorded / 1000:.1f} µs in the log."
+    assert [note.partition("several runs: ")[2] for note in others] == [expected]
 
 
 def test_a_fused_norm_becomes_its_two_ops() -> None:
@@ -205,8 +205,8 @@ def test_a_fused_norm_becomes_its_two_ops() -> None:
 
 @pytest.mark.native
 def test_a_part_waits_for_what_it_reads() -> None:
-    """The first part for all, but for the values of attention and for what the product of a fused
-    norm reads, which is of another node."""
+    """The first part waits for all sources, except for the values of attention and for what the
+    product of a fused norm reads from another node."""
     need = [Need(0, source, None) for source in (0, 1, 2, 9)]
     assert [_stage_of(of, ATTENTION_PARTS) for of in need] == [0, 0, 4, 4]
     assert [_stage_of(of, SCALED_NORM_PARTS) for of in need] == [0, 0, 0, 1]

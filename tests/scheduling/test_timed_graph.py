@@ -1,4 +1,4 @@
-"""What a recording says of its times, which steps it has, and what its kernels are called."""
+"""What a recording says about its times, which steps it has, and what its kernels are called."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def test_one_thread_and_no_rest_need_no_note(tmp_path: Path) -> None:
     assert recorded(session).notes[:1] == [
         "Times are those of one compute of 1 prefill, recorded with 1 thread."
     ]
-    said = " ".join(recorded(session).notes)
-    assert "shares a kernel" not in said
-    assert "between its kernels" not in said
+    notes = " ".join(recorded(session).notes)
+    assert "shares a kernel" not in notes
+    assert "between its kernels" not in notes
 
 
 def test_what_kernels_took_beyond_their_compute_is_no_rest(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_medians_of_many_computes_say_how_far_they_spread(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("chosen", "said"),
+    ("chosen", "message"),
     [
         ({"phase": None}, "no decode to schedule; it has prefill: choose with --phase"),
         ({"phase": "encode"}, "no encode to schedule; it has prefill: choose with --phase"),
@@ -116,8 +116,8 @@ def test_medians_of_many_computes_say_how_far_they_spread(tmp_path: Path) -> Non
         ({"layers": (3, 4)}, "no layer 3 to schedule; its layers are 0 to 0"),
     ],
 )
-def test_what_a_recording_lacks_is_said(chosen: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=f"every-event.log: {said}$"):
+def test_what_a_recording_lacks_is_named(chosen: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=f"every-event.log: {message}$"):
         recorded(load_session(EVERY_EVENT), **chosen)
 
 

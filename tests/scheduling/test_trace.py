@@ -118,7 +118,7 @@ def read_back(made: Schedule, folder: Path) -> Back:
 
 
 def busy(rows: Iterable[tuple[int, int]], amounts: Iterable[int] = repeat(1)) -> list[Any]:
-    """The sum of what is under way, whenever it changes; rows are begins and ends."""
+    """The sum of what is under way, whenever it changes; rows are starts and ends."""
     spans = list(zip(rows, amounts, strict=False))
     times = sorted({t for span, _ in spans for t in span})
     return [(t, sum(n for (begin, end), n in spans if begin <= t < end)) for t in times]
@@ -127,7 +127,7 @@ def busy(rows: Iterable[tuple[int, int]], amounts: Iterable[int] = repeat(1)) ->
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(graphs(most=20), machines())
 def test_every_slice_is_that_of_the_schedule(tmp_path_factory, tasks, engines) -> None:
-    """With what is brought, flows and counters, read with Perfetto's own classes."""
+    """With loads, flows and counters, read with Perfetto's own classes."""
     made = schedule_list(tasks, engines)
     back = read_back(made, tmp_path_factory.mktemp("trace"))
     fed = np.flatnonzero(made.transfer_engine >= 0).tolist()

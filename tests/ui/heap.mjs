@@ -5,7 +5,7 @@ import readline from 'node:readline';
 import {launch} from './watched.mjs';
 
 const lines = readline.createInterface({input: process.stdin});
-const first = await new Promise((told) => lines.once('line', told));
+const first = await new Promise((resolve) => lines.once('line', resolve));
 const request = JSON.parse(first);
 const browser = await launch(request.chromium);
 const page = await browser.newPage({viewport: {width: 1280, height: 900}});

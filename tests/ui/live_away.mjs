@@ -1,6 +1,7 @@
 // Takes the page of `instr live` away from its server for a while, and reports what it then says.
 //
-// Request: {chromium, address, away}. Returns {before, lost}, the first line of the page. It gets five frames. When the server has sent `away` more, its connection breaks.
+// Request: {chromium, address, away}. Returns {before, lost}, the first line of the page. It gets five
+// frames. When the server has sent `away` more, its connection breaks.
 
 import {launch} from './watched.mjs';
 

@@ -48,7 +48,7 @@ export default async function (request) {
     });
     page.setDefaultTimeout(timeout);
     watch(page, seen, (type) => type === 'error');
-    // the hint of how to pan covers the tracks until it was shown once
+    // the hint of how to pan covers the tracks until it has been shown once
     await page.addInitScript(() => localStorage.setItem('dismissedPanningHint', 'true'));
     await page.goto(request.address);
     // wait until the tracks of a trace are drawn, or a dialog tells why they are not

@@ -51,7 +51,7 @@ export default async function (request) {
         await page.keyboard.press(what);
       }
       seen.boxes.push(await icicle.evaluate((icicle) => ({
-        told: icicle.querySelector('.caption').textContent,
+        caption: icicle.querySelector('.caption').textContent,
         focus: document.activeElement.title,
         boxes: [...icicle.querySelectorAll('.boxes button')].map((box) => {
           const {left, width, top} = box.getBoundingClientRect();

@@ -1,4 +1,4 @@
-"""Blocks are decoded as by ggml and gguf-py, to the bit, and as computed by hand."""
+"""Blocks decode to the same bits as in ggml and gguf-py, and to numbers computed by hand."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def stats_of(path: Path, name: str = "t", reference: Path | None = None) -> Bloc
 
 
 def stats_of_blocks(folder: Path, type_name: str, blocks: list[bytes], per_row: int) -> BlockStats:
-    """Of a tensor of these blocks."""
+    """The statistics of a tensor of these blocks."""
     data = rows_of(blocks, per_row)
     return stats_of(write_blocks(folder / "m.gguf", {"t": (type_name, data)}))
 
@@ -133,12 +133,12 @@ def test_chunks_of_any_size_count_the_same(
     exact = write_zeros(tmp_path, *weight.ne[::-1])
     whole = stats_of(path, reference=exact)
     monkeypatch.setattr(blocks, "CHUNK", 512)
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
     chunked = compute_block_stats(
-        weight, load_model_file(exact).by_name["t"], lambda *progress: told.append(progress)
+        weight, load_model_file(exact).by_name["t"], lambda *progress: calls.append(progress)
     )
-    assert told[-1] == (weight.n_bytes, weight.n_bytes)
-    assert len(told) > 2
+    assert calls[-1] == (weight.n_bytes, weight.n_bytes)
+    assert len(calls) > 2
     assert whole.quants.counts.tolist() == chunked.quants.counts.tolist()
     assert repr((whole.d, whole.dmin)) == repr((chunked.d, chunked.dmin))
     assert whole.errors is not None
@@ -256,7 +256,7 @@ def test_memory_does_not_grow_with_the_tensor(
     assert peaks[1] < peaks[0] * 1.2, peaks
 
 
-def test_of_a_file_of_many_gigabytes_only_the_block_is_read(tmp_path: Path) -> None:
+def test_only_the_block_is_read_from_a_file_of_many_gigabytes(tmp_path: Path) -> None:
     zeros, stored = np.zeros((16, 34), np.uint8), random_rows("Q8_0", 2, 1)
     small = write_blocks(tmp_path / "m.gguf", {"big": ("Q8_0", zeros), "small": ("Q8_0", stored)})
     path = write_with_more_rows(small, tmp_path / "big.gguf", "big", 8 << 30)

@@ -44,7 +44,7 @@ def test_the_native_library_is_preferred() -> None:
 
 
 @pytest.mark.native
-def test_ggml_reads_every_type_that_stands_in_files() -> None:
+def test_ggml_reads_every_type_that_files_contain() -> None:
     assert {t.name for t in TYPES.values() if not GGML.reads(t)} == NOBODY
     assert {t.name for t in TYPES.values() if not GGUF.reads(t)} == NOBODY | ONLY_GGML
 

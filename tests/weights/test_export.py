@@ -43,8 +43,8 @@ def load(path: Path) -> tuple[dict[str, npt.NDArray[np.generic]], dict[str, obje
             found = dict(arrays)
         return found, json.loads(str(found.pop("__metadata__")))
     with safe_open(path, "np") as file:
-        told = json.loads(file.metadata()["tensors"])
-        return {name: file.get_tensor(name) for name in file.keys()}, told  # noqa: SIM118
+        metadata = json.loads(file.metadata()["tensors"])
+        return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
 
 
 def stored(weight: Weight) -> npt.NDArray[np.uint8]:
@@ -55,12 +55,12 @@ def stored(weight: Weight) -> npt.NDArray[np.uint8]:
 def test_numbers_are_those_of_gguf_py(suffix: str, model: ModelFile, tmp_path: Path) -> None:
     out = tmp_path / f"w.{suffix}"
     assert export(model, out).exit_code == 0
-    arrays, told = load(out)
-    assert set(arrays) == set(told) == set(model.by_name)
+    arrays, metadata = load(out)
+    assert set(arrays) == set(metadata) == set(model.by_name)
     for weight in model.weights:
         array = arrays[weight.name]
         assert array.shape == weight.ne[::-1]
-        assert told[weight.name] == {"type": weight.type.name, "ne": list(weight.ne)}
+        assert metadata[weight.name] == {"type": weight.type.name, "ne": list(weight.ne)}
         wanted = GGUF.to_float(weight.type, stored(weight), weight.n_elements)
         assert same(array.ravel(), wanted), weight.name
     assert out.stat().st_mode & 0o777 == (tmp_path / "model.gguf").stat().st_mode & 0o777
@@ -70,15 +70,15 @@ def test_numbers_are_those_of_gguf_py(suffix: str, model: ModelFile, tmp_path: P
 def test_raw_bytes_are_those_of_the_file(suffix: str, model: ModelFile, tmp_path: Path) -> None:
     out = tmp_path / f"w.{suffix}"
     assert export(model, out, "*.weight", "--raw").exit_code == 0
-    arrays, told = load(out)
+    arrays, metadata = load(out)
     assert len(arrays) == len(TYPES)
     for name, array in arrays.items():
         weight = model.by_name[name]
         assert array.dtype == np.uint8
         assert array.shape == (3, weight.type.row_bytes(weight.ne[0]))
         assert array.tobytes() == stored(weight).tobytes()
-        assert told[name] == {"type": weight.type.name, "ne": list(weight.ne)}
-        # gguf-py reads them as they are
+        assert metadata[name] == {"type": weight.type.name, "ne": list(weight.ne)}
+        # gguf-py reads them unchanged
         kind = gguf.GGMLQuantizationType(weight.type.number)
         with np.errstate(all="ignore"):
             numbers = gguf.quants.dequantize(array, kind).astype(np.float32)
@@ -140,7 +140,7 @@ def test_a_missing_library_is_named(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--raw"], "--raw is for an export"),
         (["--raw", "-o", "w.json"], "--raw is for an export"),
@@ -153,10 +153,10 @@ def test_a_missing_library_is_named(
     ],
 )
 def test_options_that_do_not_fit_are_refused(
-    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(main, ["weights", "demo", *words])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
-    assert told in done.output
+    assert message in done.output
     assert list(tmp_path.iterdir()) == []

@@ -132,22 +132,22 @@ def test_progress_of_an_export_is_in_bytes_of_the_model(tmp_path: Path) -> None:
     assert sizes == [4 * 2 * 34, 32, 3 * 34]
     whole = [(sum(sizes[: i + 1]), sum(sizes)) for i in range(3)]
     reader = WeightReader(model)
-    told: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
-    def tell(*of: int) -> None:
-        told.append(of)  # type: ignore[arg-type]
+    def on_progress(*of: int) -> None:
+        calls.append(of)  # type: ignore[arg-type]
 
     for raw in (False, True):
-        told.clear()
-        write_npz(io.BytesIO(), reader, model.weights, raw, tell)
-        assert told == whole
+        calls.clear()
+        write_npz(io.BytesIO(), reader, model.weights, raw, on_progress)
+        assert calls == whole
         write_npz(io.BytesIO(), reader, model.weights, raw)
-        assert told == whole
-    told.clear()
+        assert calls == whole
+    calls.clear()
     out = tmp_path / "w.safetensors"
     out.touch(0o640)
-    write_safetensors(out, reader, model.weights, False, tell)
-    assert told == whole
+    write_safetensors(out, reader, model.weights, False, on_progress)
+    assert calls == whole
     assert out.stat().st_mode & 0o777 == 0o640
 
 
@@ -156,9 +156,9 @@ def test_progress_of_jobs_follows_their_pieces(threads: int) -> None:
     """Ten bytes in three pieces, then five in one, and five in none."""
     jobs = [Job(10, [lambda: 1, lambda: 2, lambda: 3], sum), Job(5, [lambda: 7], max),
             Job(5, [], len)]  # fmt: skip
-    told: list[tuple[int, int]] = []
-    assert list(work(jobs, threads, lambda *of: told.append(of))) == [6, 7, 0]
-    assert told == [(3, 20), (6, 20), (10, 20), (15, 20)]
+    calls: list[tuple[int, int]] = []
+    assert list(work(jobs, threads, lambda *of: calls.append(of))) == [6, 7, 0]
+    assert calls == [(3, 20), (6, 20), (10, 20), (15, 20)]
     assert list(work(jobs, threads)) == [6, 7, 0]
     assert list(work([], threads)) == []
 
@@ -186,10 +186,10 @@ def test_progress_of_a_comparison_is_in_bytes_of_both_models(tmp_path: Path) -> 
     ones = np.ones((2, 64), np.float32)
     reference = model_of(tmp_path / "r.gguf", a=("F32", ones), b=("F32", ones))
     candidate = model_of(tmp_path / "c.gguf", a=q8_0(), b=("F32", ones))
-    told: list[tuple[int, int]] = []
-    found = compute_weight_errors(reference, candidate, 1, lambda *of: told.append(of))
+    calls: list[tuple[int, int]] = []
+    found = compute_weight_errors(reference, candidate, 1, lambda *of: calls.append(of))
     first, second = 512 + 4 * 34, 512 + 512
-    assert told == [(first, first + second), (first + second, first + second)]
+    assert calls == [(first, first + second), (first + second, first + second)]
     assert [(of.n_bytes, of.layer) for of in found] == [(136, -1), (512, -1)]
 
 
@@ -314,9 +314,9 @@ def test_a_grid_has_at_most_512_cells_each_way(
 
 def test_progress_of_block_statistics_is_in_bytes(tmp_path: Path) -> None:
     weight = model_of(tmp_path / "m.gguf", w=q8_0(3, 2)).by_name["w"]
-    told: list[tuple[int, int]] = []
-    stats = compute_block_stats(weight, None, lambda *of: told.append(of))
-    assert told == [(204, 204)]
+    calls: list[tuple[int, int]] = []
+    stats = compute_block_stats(weight, None, lambda *of: calls.append(of))
+    assert calls == [(204, 204)]
     assert (stats.n_blocks, stats.errors, stats.error_grid, stats.scales) == (6, None, None, None)
     assert stats.dmin is None
     assert stats.quants.n == 192

@@ -1,4 +1,4 @@
-"""Tiles are computed again from the whole matrix."""
+"""Tiles equal what is computed from the whole matrix."""
 
 from __future__ import annotations
 

@@ -92,12 +92,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_the_listing_has_every_tensor(served: Served) -> None:
-    told = served.ask("tensors")
-    assert told["models"] == ["model.gguf", "original.gguf"]
-    assert [of["name"] for of in told["tensors"]] == [*TENSORS, "unreadable"]
-    first = told["tensors"][0]
+    listing = served.ask("tensors")
+    assert listing["models"] == ["model.gguf", "original.gguf"]
+    assert [of["name"] for of in listing["tensors"]] == [*TENSORS, "unreadable"]
+    first = listing["tensors"][0]
     assert (first["layer"], first["role"], first["ne"]) == (0, "ffn_up", [512, 300])
-    assert "Q8_K" in told["tensors"][-1]["trouble"]
+    assert "Q8_K" in listing["tensors"][-1]["trouble"]
 
 
 def test_tiles_are_the_weights_of_both_files_and_their_difference(served: Served) -> None:
@@ -115,9 +115,9 @@ def test_tiles_are_the_weights_of_both_files_and_their_difference(served: Served
 def test_a_tensor_without_a_partner_is_shown_alone_and_says_why(served: Served) -> None:
     assert len(served.ask("tensor/0")["matrices"]) == 2
     for number, why in ((2, "another shape: [3, 3]"), (3, "has no tensor of this name")):
-        told = served.ask(f"tensor/{number}")
-        assert len(told["matrices"]) == 1
-        assert why in told["troubles"][0]
+        tensor = served.ask(f"tensor/{number}")
+        assert len(tensor["matrices"]) == 1
+        assert why in tensor["troubles"][0]
         assert served.get(f"tile/largest/{number}/1/0/0/0").status == 404
         assert served.get(f"tile/largest/{number}/0/0/0/0").status == 200
     assert served.ask("tensor/4")["troubles"]
@@ -154,7 +154,7 @@ def test_what_is_not_there_is_missing(path: str, served: Served) -> None:
 
 @pytest.mark.parametrize("attempt", range(4))
 def test_a_file_that_became_shorter_is_one_line(served: Served, attempt: int) -> None:
-    """Also while its tensors are measured: a map of the file would end the process."""
+    """Also while its tensors are measured: mapping the file would end the process."""
     time.sleep(attempt * 0.005)
     with served.path.open("r+b") as file:
         file.truncate(2000)
@@ -197,14 +197,14 @@ def test_another_page_can_mount_the_routes(served: Served) -> None:
     app = Starlette(routes=[Mount("/weights", routes=weight_routes(tensors))])
 
     async def ask(path: str) -> tuple[int, bytes]:
-        said: list[Any] = []
+        sent: list[Any] = []
 
         async def send(message: Any) -> None:
-            said.append(message)
+            sent.append(message)
 
         scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
         await app(scope, None, send)  # type: ignore[arg-type]
-        return said[0]["status"], said[1]["body"]
+        return sent[0]["status"], sent[1]["body"]
 
     status, body = asyncio.run(ask("/weights/tensors"))
     assert (status, json.loads(body)["models"]) == (200, ["model.gguf"])

@@ -90,8 +90,8 @@ class _Teller:
 
     def tell(self, plot: list[Step]) -> list[str]:
         """Return one sentence of each step, without the empty ones."""
-        told = [_SLOT.sub(self._fill, self.choose(step)) for step in plot]
-        return [_ARTICLE.sub(r"\1n ", sentence) for sentence in told if sentence]
+        sentences = [_SLOT.sub(self._fill, self.choose(step)) for step in plot]
+        return [_ARTICLE.sub(r"\1n ", sentence) for sentence in sentences if sentence]
 
     def word(self, slot: str) -> str:
         """Return the word of a slot, chosen now unless it was before."""
@@ -128,9 +128,9 @@ def stories(seed: int) -> Iterator[Story]:
     rng = random.Random(seed)
     while True:
         teller = _Teller(rng)
-        told = teller.tell(GRAMMAR.plots[teller.choose(("introduction", "departure"))])
+        sentences = teller.tell(GRAMMAR.plots[teller.choose(("introduction", "departure"))])
         # every opening names the place
         _, *plots = GRAMMAR.places[teller.word("place")]
         for name in (teller.choose(plots), "closing"):
-            told += teller.tell(GRAMMAR.plots[name])
-        yield Story(" ".join(told), teller.nats)
+            sentences += teller.tell(GRAMMAR.plots[name])
+        yield Story(" ".join(sentences), teller.nats)

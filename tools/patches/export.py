@@ -149,8 +149,8 @@ def _refuse_unfit(repository: Repository, patches: Path) -> None:
     if not repository.is_ancestor(PRISTINE, "HEAD"):
         raise BuildError(f"{root}: HEAD does not come after the tag {PRISTINE}")
     for commit in repository.git("rev-list", "--reverse", f"{PRISTINE}..HEAD").split():
-        told = repository.git("log", "-1", "--format=%s%n%P%n%b", commit)
-        subject, parents, body = told.split("\n", 2)
+        text = repository.git("log", "-1", "--format=%s%n%P%n%b", commit)
+        subject, parents, body = text.split("\n", 2)
         what = f"{root}: {commit[:10]} ({subject})"
         if len(parents.split()) > 1:
             raise BuildError(f"{what} is a merge; a series is a line: git rebase {PRISTINE}")
@@ -218,11 +218,11 @@ def _undocumented(patches: Path, names: list[str]) -> list[str]:
             continue
         text = (patches / name).read_text("utf-8", "surrogateescape")
         changed = set(re.findall(r"^diff --git a/(.+) b/\1$", text, re.MULTILINE))
-        told = set(re.findall(r"`([^`]+)`", row[0]))
-        faults += [f"{readme}: row `{number}` lacks {file}" for file in sorted(changed - told)]
+        named = set(re.findall(r"`([^`]+)`", row[0]))
+        faults += [f"{readme}: row `{number}` lacks {file}" for file in sorted(changed - named)]
         faults += [
             f"{readme}: row `{number}` has {file}, which the patch does not change"
-            for file in sorted(told - changed)
+            for file in sorted(named - changed)
         ]
         if not row[1].strip() or not row[2].strip():
             faults.append(f"{readme}: row `{number}` does not say why, or when it can go")

@@ -49,7 +49,7 @@ def _quantize(request: Request, answer: Answer) -> int:
     @lib.llama_log_callback  # type: ignore[untyped-decorator]
     def log(level: int, text: bytes, _user_data: int) -> None:
         piece = text.decode(errors="replace")
-        if not lines.begun and (match := PROGRESS.match(piece)):
+        if not lines.unfinished and (match := PROGRESS.match(piece)):
             answer("progress", int(match[1]), int(match[2]))
         for line in lines.completed(level, piece):
             answer("log", *line)

@@ -212,9 +212,9 @@ def measure(on_progress: OnProgress) -> Probe:
 def features() -> list[str]:
     """The instruction sets that ggml uses on this machine, as `host.features` in a log. Raises
     `NativeError` if the library is missing."""
-    said = load().lib.llama_print_system_info
-    said.restype, said.argtypes = ctypes.c_char_p, []
-    found = re.findall(r"(\w+) = (\w+)", (said() or b"").decode(errors="replace"))
+    system_info = load().lib.llama_print_system_info
+    system_info.restype, system_info.argtypes = ctypes.c_char_p, []
+    found = re.findall(r"(\w+) = (\w+)", (system_info() or b"").decode(errors="replace"))
     return [name if value == "1" else f"{name}={value}" for name, value in found if value != "0"]
 
 

@@ -86,7 +86,7 @@ def stopped() -> tuple[Debugger, Stop]:
 
 def end() -> None:
     """Let the model go on to its end: while it is stopped, this process can record nothing else,
-    and every other compute of it stops, too."""
+    and every other compute in it also stops."""
     _ENDED.set()
     for thread in threading.enumerate():
         if thread.name == WHERE:
