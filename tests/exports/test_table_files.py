@@ -164,7 +164,10 @@ def test_wrong_input_is_one_line_and_leaves_nothing(tmp_path: Path, instr: Instr
 @pytest.mark.native
 @pytest.mark.parametrize("form", [[], ["--csv"]])
 def test_ctrl_c_leaves_nothing(tmp_path: Path, environment: dict[str, str], form: list[str]):
-    command = [sys.executable, "-m", "llamacpp_instr", "to-parquet", "-", "-o", "tables", *form]
+    # not `python -m`: there CPython ends itself with the signal, instead of status 130, if it came
+    # while a module defined a dataclass
+    program = str(Path(sys.executable).with_name("instr"))
+    command = [program, "to-parquet", "-", "-o", "tables", *form]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
