@@ -37,7 +37,8 @@ from benchmarks.harness import (
 )
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.graph.timeline import plan_timeline
-from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.reader import LogReader, read_events
+from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.schema import Graph, Ops, Plan
 from llamacpp_instr.prediction.recorded import write_random_layers
 from tests.kit.native_kit import run_probe
@@ -67,7 +68,7 @@ def main() -> None:
         compare(short)
         n_ops, _ = write_long_log(demo, long, args.large_mib << 20)
         trace = folder / "large.pftrace"
-        seconds, peak = cost_of_instr("to-perfetto", long, "-o", trace)
+        seconds, peak = cost_of_instr("to-perfetto", long, "-o", trace, "--max-size", "100GB")
         print(f"\na log of {long.stat().st_size / 1e9:.2f} GB: peak memory {peak / 1e6:.0f} MB,")
         size = trace.stat().st_size / 1e9
         print(f"  {n_ops:,} op slices in {seconds:.1f} CPU s, trace {size:.2f} GB")
@@ -102,7 +103,7 @@ def peer_slices(log: Path) -> list[Slice]:
     plans: dict[int, Plan] = {}
     slices: list[Slice] = []
     n = 0
-    for _, event in read_events(log):
+    for _, event in Resolver().follow(LogReader(log)):
         if isinstance(event, Graph):
             graphs[event.graph] = event
         elif isinstance(event, Plan):
