@@ -5,7 +5,7 @@
 // Every thread adds so many entries, lines and records in turn, the records with tails below BYTES. Meanwhile the
 // main thread writes what was added, unless there is but one thread: then nothing writes before the end. Prints how
 // many lines of each event the log says that it has, how many it dropped, and the most memory that the process had,
-// in KiB.
+// in KiB. A line that is added while the log is closed is neither written nor counted.
 
 // the library keeps these names to itself
 #include "llama-instrumentation-file.cpp"  // NOLINT(bugprone-suspicious-include)
@@ -82,7 +82,8 @@ int main(int argc, char ** argv) {
     for (auto & thread : threads) {
         thread.join();
     }
-    log.close([](const log_file::totals & totals) {
+    log.close([&log](const log_file::totals & totals) {
+        log.write("late", "{\"event\":\"late\"}\n");
         for (const auto & count : totals.events) {
             printf("%s %" PRIu64 "\n", count.event.data(), count.lines);
         }

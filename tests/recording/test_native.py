@@ -34,6 +34,24 @@ def test_the_recorder_under_stress(tmp_path: Path) -> None:
         assert list(check_log(log)) == []
 
 
+def test_a_session_that_ends_while_a_context_is_made_has_all_of_it_or_nothing(
+    tmp_path: Path,
+) -> None:
+    program = native_program("late_context", tmp_path)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    subprocess.run([program, DEMO, logs, "1000"], check=True, timeout=300)
+    described = ["model", *["tensor"] * 39, "context", "memory"]
+    found = Counter()
+    for log in logs.glob("*.log"):
+        assert list(check_log(log)) == []
+        _, *events, _ = (json.loads(line)["event"] for line in log.read_text().splitlines())
+        assert events in ([], described)
+        found[bool(events)] += 1
+    assert set(found) == {False, True}
+    assert found.total() == 1000
+
+
 @pytest.fixture(scope="module")
 def json_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return native_program("json_line", tmp_path_factory.mktemp("json_line"))

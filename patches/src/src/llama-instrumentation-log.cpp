@@ -58,6 +58,9 @@ void log_file::add_entry(format_fn format, std::string_view record, std::string_
     bool   overflows;
     {
         std::lock_guard<std::mutex> lock(adding);
+        if (ended) {
+            return;
+        }
         before    = added.entries.size();
         overflows = accepts && before + size > most_bytes;
         accepts   = accepts && !overflows;
@@ -106,7 +109,7 @@ void log_file::abandon() {
 void log_file::take(bool last) {
     std::lock_guard<std::mutex> lock(adding);
     std::swap(added, taken);
-    accepts = accepts && !last;
+    ended = last;
 }
 
 void log_file::write_taken() {

@@ -190,9 +190,10 @@ class log_file {
     std::atomic<uint64_t> n_dropped { 0 };
     std::atomic<uint64_t> waiting { 0 };  // lines that were added and not yet written
 
-    std::mutex adding;  // guards `added` and `accepts`; nothing waits while it is held
+    std::mutex adding;  // guards the next three; nothing waits while it is held
     batch      added;
-    bool       accepts = true;
+    bool       accepts = true;   // too much has not waited yet
+    bool       ended   = false;  // what is added now is later than the log, and not counted
 
     // the writer's
     batch      taken;

@@ -78,7 +78,7 @@ struct global_state {
     std::mutex pointing;  // guards `open` for those who must not wait until a session is opened
     std::shared_ptr<log_part> open;
     bool environment_asks = false;
-    int  closing = 0;  // sessions that wait for the steps under way, whose hooks must go on
+    int  closing = 0;  // sessions that wait for what is under way, whose hooks must go on
     // every part that may still be referred to: the open one is the last; before it come those that it followed and
     // those of sessions that are being closed
     std::vector<std::weak_ptr<log_part>> parts;
@@ -181,11 +181,11 @@ void open_from_environment() {
     }
 }
 
-// polls, so that a step need not notify; a step that hangs must not hang the end of the session
-void wait_for_steps(const std::vector<std::shared_ptr<log_part>> & parts) {
-    const auto     has_steps = [](const std::shared_ptr<log_part> & part) { return part->has_steps(); };
-    const uint64_t until     = ggml_instr_clock_ns() + (uint64_t) 10 * 1000 * 1000 * 1000;
-    while (std::any_of(parts.begin(), parts.end(), has_steps) && ggml_instr_clock_ns() < until) {
+// polls, so that steps and descriptions need not notify; one that hangs must not hang the end of the session
+void wait_for_uses(const std::vector<std::shared_ptr<log_part>> & parts) {
+    const auto     is_used = [](const std::shared_ptr<log_part> & part) { return part->n_under_way() > 0; };
+    const uint64_t until   = ggml_instr_clock_ns() + (uint64_t) 10 * 1000 * 1000 * 1000;
+    while (std::any_of(parts.begin(), parts.end(), is_used) && ggml_instr_clock_ns() < until) {
         std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
 }
@@ -205,7 +205,7 @@ int close_session(const char * reason, bool wait) {
         g.closing++;
     }
     if (wait) {
-        wait_for_steps(parts);
+        wait_for_uses(parts);
     }
     {
         std::lock_guard<std::mutex> lock(g.mutex);
@@ -385,6 +385,17 @@ std::shared_ptr<log_part> part_of_step() {
     return g.open;
 }
 
+std::shared_ptr<log_part> part_of_description() {
+    auto & g = global();
+    std::lock_guard<std::mutex> lock(g.mutex);
+    const auto s = current_locked();
+    if (!s) {
+        return nullptr;
+    }
+    s->description_begins();  // with the mutex held: closing the session waits for it
+    return { s.get(), [s](log_part * part) { part->description_ends(); } };
+}
+
 std::shared_ptr<log_part> open_part_or_null() {
     auto & g = global();
     std::lock_guard<std::mutex> lock(g.pointing);
@@ -513,7 +524,7 @@ int32_t llama_instr_memory(const struct llama_context * ctx, char * buf, int32_t
 }
 
 int32_t llama_instr_reserve_graph(struct llama_context * ctx, uint32_t n_tokens, uint32_t n_seqs, uint32_t n_outputs) {
-    const auto s = llama_instr_enabled() ? current_part() : nullptr;
+    const auto s = llama_instr_enabled() ? part_of_description() : nullptr;
     if (!s) {
         return -1;
     }

@@ -79,7 +79,7 @@ std::shared_ptr<log_part> log_part::next_part(log_file::buffers && memory) const
 }
 
 void log_part::record_machine() {
-    if (!worked.exchange(has_steps())) {
+    if (!worked.exchange(steps > 0)) {
         return;
     }
     machine_counts now = machine_counts::now();
@@ -103,7 +103,7 @@ int log_part::close(const char * reason) {
         }
         line.close_object();
         line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
-        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped + (uint64_t) steps.load());  // the ends of these steps
+        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped + (uint64_t) n_under_way());  // the ends of these
         line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops + ops_under_way);
         line.kv(LLAMA_INSTR_K_DECODE_NS, totals.scale.duration(decode_ticks));
         line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks + totals.spent));

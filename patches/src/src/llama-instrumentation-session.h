@@ -148,16 +148,19 @@ class log_part {
         log.add(record, tail, owned, n_lines);
     }
 
-    // closing a session waits for the steps under way, and counts what it does not wait for as dropped
+    // closing a session waits for the steps and descriptions under way, and counts what it does not wait for as dropped
     void step_begins() {
         steps++;
         worked = true;
     }
     void step_ends() { steps--; }
-    bool has_steps() const { return steps > 0; }
+    void description_begins() { descriptions++; }
+    void description_ends() { descriptions--; }
+    int  n_under_way() const { return steps + descriptions; }
 
   private:
     std::atomic<int>  steps { 0 };
+    std::atomic<int>  descriptions { 0 };
     std::atomic<bool> worked { false };  // there were steps since the machine was looked at
     machine_counts    machine;
 };
@@ -172,6 +175,8 @@ std::shared_ptr<log_part> current_part();
 std::shared_ptr<log_part> open_part_or_null();
 // the part of a step that begins, maybe the next one of the log
 std::shared_ptr<log_part> part_of_step();
+// the part that is open, for a description of several lines: it is not closed before this pointer is released
+std::shared_ptr<log_part> part_of_description();
 
 // what clients and servers of ggml's RPC backend call
 extern const ggml_instr_rpc_recorder rpc_recorder;

@@ -423,7 +423,7 @@ llama_instr_model_load::llama_instr_model_load(const char * path_) : path(path_ 
 
 // writes it now, if a session is open
 template <typename T> static void meet(const T * what) {
-    if (const auto s = llama_instr_enabled() ? current_part() : nullptr) {
+    if (const auto s = llama_instr_enabled() ? part_of_description() : nullptr) {
         s->known.of(what);
     }
 }
@@ -461,7 +461,7 @@ void llama_instr_adapter_free(const llama_adapter_lora * adapter) {
 
 void llama_instr_adapters(const llama_context * ctx, const std::unordered_map<llama_adapter_lora *, float> & scales) {
     keep_fact(ctx, adapters_json(scales));
-    if (const auto s = llama_instr_enabled() ? current_part() : nullptr) {
+    if (const auto s = llama_instr_enabled() ? part_of_description() : nullptr) {
         write_adapters_if_changed(*s, s->known.of(ctx));
     }
 }
