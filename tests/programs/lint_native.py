@@ -64,7 +64,8 @@ class Tree:
 
     def warnings(self, file: str) -> str:
         """The compiler's warnings about a file, which ccache keeps if there is one."""
-        command = [*self.commands[file], "-O0"]
+        # ccache knows a command again only without the build's path
+        command = [word.replace(f"{self.build}/", "") for word in self.commands[file]] + ["-O0"]
         command[command.index("-o") + 1] = file.replace("/", "-") + ".o"
         if (ccache := shutil.which("ccache", path=_search_path())) is not None:
             command.insert(0, ccache)
