@@ -114,6 +114,8 @@ class TracedPlan:
     """What plans that differ only in their ids have in common."""
 
     timeline: PlanTimeline
+    is_whole: bool
+    """whether it has all kernels of its graph: part of the work may have run elsewhere"""
     templates: dict[object, Any] = field(default_factory=dict)
     """a format's own"""
 
@@ -365,9 +367,7 @@ class TracedLog:
         if ops.thread == 0:
             work = plan.timeline.kernels.work(known.ubatch)
             self.draw_ops(compute.ctx, ops, plan, work)
-            # a part of the work may have run elsewhere
-            graph = known.graph.event
-            if compute.dur and len(covered(graph, self.refs.plan.event)) == len(graph.splits):
+            if compute.dur and plan.is_whole:
                 amounts = {"GB/s": work.bytes, "GFLOP/s": work.flops}
                 # faster than `of.sum()`, which counts with so few kernels
                 sums = {unit: int(np.add.reduce(of)) for unit, of in amounts.items()}
@@ -504,7 +504,8 @@ class TracedLog:
             content = sha256(msgspec.msgpack.encode(made_of)).digest()
             kept = self._plans.get(content)
             if kept is None:
-                kept = TracedPlan(plan_timeline(graph, event))
+                is_whole = len(covered(graph, event)) == len(graph.splits)
+                kept = TracedPlan(plan_timeline(graph, event), is_whole)
                 remember(self._plans, content, kept, TEMPLATES)
             self._of_plan[plan] = kept
         return kept
