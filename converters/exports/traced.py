@@ -115,7 +115,7 @@ class TracedPlan:
 
     timeline: PlanTimeline
     is_whole: bool
-    """whether it has all kernels of its graph: part of the work may have run elsewhere"""
+    """whether it has all kernels of its graph; if not, part of the work ran elsewhere"""
     templates: dict[object, Any] = field(default_factory=dict)
     """a format's own"""
 

@@ -58,7 +58,7 @@ void log_file::add_entry(format_fn format, std::string_view record, std::string_
     bool   overflows;
     {
         std::lock_guard<std::mutex> lock(adding);
-        if (ended) {
+        if (closed) {
             return;
         }
         before    = added.entries.size();
@@ -109,7 +109,7 @@ void log_file::abandon() {
 void log_file::take(bool last) {
     std::lock_guard<std::mutex> lock(adding);
     std::swap(added, taken);
-    ended = last;
+    closed = last;
 }
 
 void log_file::write_taken() {

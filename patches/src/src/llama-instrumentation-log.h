@@ -193,7 +193,7 @@ class log_file {
     std::mutex adding;  // guards the next three; nothing waits while it is held
     batch      added;
     bool       accepts = true;   // too much has not waited yet
-    bool       ended   = false;  // what is added now is later than the log, and not counted
+    bool       closed  = false;  // what is added now is later than the log, and not counted
 
     // the writer's
     batch      taken;

@@ -393,7 +393,7 @@ std::shared_ptr<log_part> part_of_description() {
         return nullptr;
     }
     s->description_begins();  // with the mutex held: closing the session waits for it
-    return { s.get(), [s](log_part * part) { part->description_ends(); } };
+    return { s.get(), [s](log_part *) { s->description_ends(); } };
 }
 
 std::shared_ptr<log_part> open_part_or_null() {

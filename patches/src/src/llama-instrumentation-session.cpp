@@ -103,7 +103,7 @@ int log_part::close(const char * reason) {
         }
         line.close_object();
         line.kv(LLAMA_INSTR_K_BYTES, totals.bytes);
-        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped + (uint64_t) n_under_way());  // the ends of these
+        line.kv(LLAMA_INSTR_K_DROPPED, totals.dropped + (uint64_t) n_under_way());  // their ends
         line.kv(LLAMA_INSTR_K_DROPPED_OPS, dropped_ops + ops_under_way);
         line.kv(LLAMA_INSTR_K_DECODE_NS, totals.scale.duration(decode_ticks));
         line.kv(LLAMA_INSTR_K_OVERHEAD_NS, totals.scale.duration(overhead_ticks + totals.spent));
