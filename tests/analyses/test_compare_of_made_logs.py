@@ -53,8 +53,8 @@ def sketched(
     path: Path, decodes: Sequence[int], products: Sequence[int], n_bytes: int = 64,
     type_: str = "f16",
 ) -> Session:  # fmt: skip
-    """A prefill of six tokens in 3 µs, then decodes that take `decodes` ns, of which the product
-    takes `products`; one sampled token each."""
+    """A prefill of six tokens in 3 µs, then decodes that take `decodes` ns, with one sampled token
+    each. The matrix product takes `products` ns of each decode."""
     sketch = Sketch(type_)
     sketch.weight(n_bytes, type_, "CPU")
     for event in sketch.events:

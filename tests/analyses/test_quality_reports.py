@@ -197,7 +197,8 @@ def test_errors_are_drawn_by_layer_and_over_bytes() -> None:
 
 
 def plans(files: list[ModelFile]) -> list[QuantizationPlan]:
-    """A file of Q8_0: unchanged, and in two other types, one of which replaces a third."""
+    """Two for a Q8_0 file. The second has Q5_0 in place of Q4_K, and a Q6_K that needs an
+    importance matrix."""
     (weight,) = files[0].weights
     q4, q5, q6 = (BY_NAME[name] for name in ("Q4_K", "Q5_0", "Q6_K"))
     tensors = {

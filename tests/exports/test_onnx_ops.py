@@ -85,7 +85,7 @@ def computed(
 
 
 def missing(op: str, *sources: Array, shape: Sequence[int], params: Sequence[int] = ()) -> bool:
-    """Whether the op has no standard operators, so that one of ours stands for it."""
+    """Whether the op has no equivalent in standard operators and is exported as one of ours."""
     exported = export_graph(graph_of(op, sources, shape, params, "float32", (), None))
     (node,) = (of for of in exported.model.graph.node if of.op_type == op)
     assert (node.domain, exported.missing) == ("ggml", {op: 1})

@@ -252,7 +252,7 @@ def test_run_keeps_the_bound_of_a_trace(tmp_path: Path, environment: dict[str, s
 def test_the_size_is_announced_and_bounded(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a long log. Any part of it can be chosen by steps, whatever comes after."""
+    """For a long log. `--steps` can select any part of it."""
     monkeypatch.setattr(steady_log, "N_DECODES", 1000)
     monkeypatch.setattr(logs, "SAMPLE", 500_000)
     monkeypatch.setattr(logs, "LARGE", 1_000_000)

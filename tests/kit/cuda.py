@@ -111,7 +111,7 @@ def record_with(
     log: Path, asked: str = "", *, cupti: Path | None = None, level: str = "detailed",
     contexts: int = 1, environment: Mapping[str, str] | None = None,
 ) -> DeviceSession:  # fmt: skip
-    """Record a session of the demo model on the stand-ins. `asked` names what else they do (see
+    """Record a session of the demo model on the stand-ins. `asked` lists what else they do (see
     `tests/native/standin`), and `cupti` the folder of another libcupti."""
     folder = standin()
     searched = [str(cupti or folder / "cupti"), os.environ.get("LD_LIBRARY_PATH", "")]

@@ -64,7 +64,7 @@ class Tree:
 
     def warnings(self, file: str) -> str:
         """The compiler's warnings about a file, which ccache keeps if there is one."""
-        # ccache knows a command again only without the build's path
+        # ccache would not find the object of an earlier run by a command with this run's path
         command = [word.replace(f"{self.build}/", "") for word in self.commands[file]] + ["-O0"]
         command[command.index("-o") + 1] = file.replace("/", "-") + ".o"
         if (ccache := shutil.which("ccache", path=_search_path())) is not None:
