@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import subprocess
 import sys
 import warnings
 import xml.etree.ElementTree as ET
@@ -18,7 +17,7 @@ from llamacpp_instr.lab.weights.blocks import LAYOUTS
 from tests.conftest import Instr, assert_refused
 from tests.kit import in_process
 from tests.kit.block_models import half, random_rows, rows_of, write_blocks
-from tests.kit.native_kit import unpatched_library
+from tests.kit.gguf_files import split_model
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import Row
 
@@ -142,12 +141,7 @@ def test_a_tensor_against_itself_says_so(q4_k: Path) -> None:
 
 @pytest.mark.native
 def test_a_part_of_a_split_model_is_opened(q4_k: Path, tmp_path: Path) -> None:
-    subprocess.run(
-        [unpatched_library() / "llama-gguf-split", "--split-max-tensors", "5", q4_k,
-         tmp_path / "split"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    first, *_ = sorted(tmp_path.glob("split-*.gguf"))
+    first, *_ = split_model(q4_k, tmp_path / "split", tensors=5)
     assert NAME not in gguf_names(first)
     assert blocks(first, NAME, "--reference", "demo") == blocks(q4_k, NAME, "--reference", "demo")
 

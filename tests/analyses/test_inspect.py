@@ -19,7 +19,7 @@ from llamacpp_instr.report.report import Cell, Report
 from tests.conftest import Instr, assert_refused
 from tests.kit import native_kit, projectors
 from tests.kit.adapters import new_adapter
-from tests.kit.gguf_files import save
+from tests.kit.gguf_files import save, split_model
 from tests.kit.in_process import json_reports, printed
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import by_title, rows
@@ -100,7 +100,7 @@ def test_the_demo_model(demo_model: Path) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("name", SOME_MODELS)
 def test_models_of_many_architectures(name: str) -> None:
-    path = native_kit.random_models() / f"{name}.gguf"
+    path = native_kit.random_model(name)
     model = load_model_file(path)
     assert_true(model, [gguf.GGUFReader(path)])
     assert reports(model)["Model"].notes == [], "no contradiction"
@@ -110,12 +110,7 @@ def test_models_of_many_architectures(name: str) -> None:
 
 @pytest.mark.native
 def test_a_split_model(tmp_path: Path, demo_model: Path) -> None:
-    subprocess.run(
-        [native_kit.unpatched_library() / "llama-gguf-split", "--split-max-tensors", "15",
-         demo_model, tmp_path / "demo"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    parts = sorted(tmp_path.glob("demo-*.gguf"))
+    parts = split_model(demo_model, tmp_path / "demo", tensors=15)
     model = load_model_file(parts[0])
     assert_true(model, [gguf.GGUFReader(part) for part in parts])
     assert facts(reports(model)["Model"])["parts"] == 3

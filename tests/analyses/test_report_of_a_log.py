@@ -35,7 +35,7 @@ from llamacpp_instr.recording.session import record
 from llamacpp_instr.report.report import shown
 from tests.conftest import ROOT, Instr, assert_refused, read_events
 from tests.kit.in_process import titled
-from tests.kit.native_kit import random_models
+from tests.kit.native_kit import random_model
 from tests.kit.quantized_kit import quantized_demo
 from tests.kit.report_kit import edited, memory_of, report, reported, without_library
 from tests.kit.reports import column, session_of
@@ -114,7 +114,7 @@ def test_the_model_is_found_beside_the_log(log: Path) -> None:
 
 def test_a_whole_cache_for_sliding_windows_is_recognized(tmp_path: Path) -> None:
     """Programs that keep the default of `swa_full` create it; llama.cpp's tools and ours do not."""
-    path = random_models() / "gemma3-dense.gguf"
+    path = random_model("gemma3-dense")
     with captured() as llama_log, record(tmp_path / "a.log", level="minimal"):  # noqa: SIM117
         with LoadedModel(path, llama_log) as model:
             params = model.api.llama_context_default_params()

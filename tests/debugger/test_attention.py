@@ -12,7 +12,7 @@ from llamacpp_instr.debugger.attention import AttentionWeights, attention, flash
 from llamacpp_instr.debugger.capture import Captured, Patch
 from llamacpp_instr.debugger.stop import Stop
 from tests.kit.debugger_kit import opened, run
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 
 GROUPED_QUERIES, ALIBI, SOFTCAP, WINDOW, SINKS, LATENT = (
     "llama-dense", "mpt-dense", "gemma2-dense", "cohere2-dense", "gpt-oss-moe", "deepseek2-moe",
@@ -37,7 +37,7 @@ def seen(model: Path, log: Path, flash: str, place: str, **how: object) -> list[
 def test_computed_attention_is_the_soft_max_of_a_run_without_flash_attention(
     architecture: str, tmp_path: Path
 ) -> None:
-    model = DEMO if architecture == "demo" else random_models() / f"{architecture}.gguf"
+    model = DEMO if architecture == "demo" else random_model(architecture)
     # the demo model's later layers would amplify the rounding of flash attention itself (up to
     # 1.3e-3, by the processor's kernels), so each of its layers gets the same input in both runs
     inputs = Captured("l_out-*")
@@ -98,7 +98,7 @@ def test_heads_tokens_and_cells_are_the_axes(tmp_path: Path) -> None:
 def test_a_layer_without_attention_to_show_is_one_line(
     model: str, place: str, layer: int | None, reason: str, tmp_path: Path
 ) -> None:
-    path = DEMO if model == "demo" else random_models() / f"{model}.gguf"
+    path = DEMO if model == "demo" else random_model(model)
     with pytest.raises(UsageError, match=reason), opened(path) as loaded:
         run(
             loaded, tmp_path / "log", breakpoints=[place],

@@ -21,7 +21,7 @@ from llamacpp_instr.log.schema import TensorStats
 from tests.conftest import Instr, start_run
 from tests.kit.commands_kit import blocks_of
 from tests.kit.debugger_kit import Run, opened, run
-from tests.kit.native_kit import DEMO, ROOT, random_models
+from tests.kit.native_kit import DEMO, ROOT, random_model
 from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
@@ -106,7 +106,7 @@ def test_logits_computed_from_the_last_layer_are_the_models(tmp_path: Path) -> N
 def test_heads_stay_in_a_row_of_their_token(tmp_path: Path) -> None:
     four = [3, 10, 17, 24]  # as many tokens as some models have heads
     for architecture in ("llama-dense", "gemma2-dense"):
-        model = random_models() / f"{architecture}.gguf"
+        model = random_model(architecture)
         (shard,), _ = captured("Qcur-*", tmp_path / architecture, model, prompt=four)
         rows = [values for name, values in shard.items() if name.startswith("Qcur-")]
         assert all(len(values) == 6 for values in rows)
@@ -231,7 +231,7 @@ def test_the_python_of_the_page_loads_what_the_command_wrote(
 def test_a_view_is_explained_not_suggested(tmp_path: Path) -> None:
     """The best experts are a view of all experts, sorted; no op computes that view."""
     words = "no op of the graph matches 'ffn_moe_topk-*'; ffn_moe_topk-0 is only a view of"
-    model = random_models() / "llama-moe.gguf"
+    model = random_model("llama-moe")
     with pytest.raises(UsageError, match=f"{re.escape(words)} ffn_moe_argsort-0$"):
         captured("ffn_moe_topk-*", tmp_path / "act", model, decodes=0)
 

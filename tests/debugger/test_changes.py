@@ -34,7 +34,7 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.schema import Note
 from tests.kit.debugger_kit import Run, opened, prompt_of, run, without
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 
 pytestmark = pytest.mark.native
 
@@ -110,7 +110,7 @@ def test_the_log_says_what_was_changed_where_and_is_clean(tmp_path: Path) -> Non
 def test_without_a_block_it_is_a_model_whose_block_has_zeros_for_weights(
     name: str, layer: int, part: Any, weights: list[str], tmp_path: Path
 ) -> None:
-    model = DEMO if name == "demo" else random_models() / f"{name}.gguf"
+    model = DEMO if name == "demo" else random_model(name)
     ablated = changed(tmp_path / "log", lambda note: ablate_block(layer, part, note), model=model)
     with opened(model) as loaded:
         unchanged = run(loaded)
@@ -274,7 +274,7 @@ def test_every_layer_of_most_architectures_has_blocks_to_take_out(tmp_path: Path
             pytest.fail("nothing was wanted")
 
     for name in ("llama-dense", "phi2-dense", "gptneox-dense", "command-r-dense", "grok-moe"):
-        path = random_models() / f"{name}.gguf"
+        path = random_model(name)
         with opened(path) as model:
             run(model, tmp_path / "log", followers=[Look()], decodes=0)
     assert {frozenset(parts) for of in found.values() for parts in of.values()} == {

@@ -14,7 +14,7 @@ from llamacpp_instr.debugger.residual import Guess, Lens
 from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.log.check import check_log
 from tests.kit.debugger_kit import opened, run
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 from tests.kit.quantized_kit import quantized_demo
 
 pytestmark = pytest.mark.native
@@ -61,7 +61,7 @@ def test_after_the_last_layer_it_shows_the_logits(architecture: str, tmp_path: P
         def passed(self, stop: Stop) -> None:
             shown.append(lens.look(stop))
 
-    with opened(random_models() / f"{architecture}.gguf") as model:
+    with opened(random_model(architecture)) as model:
         logits = run(model, tmp_path / "log", followers=[lens, AtTheEnd()]).logits
     lens.close()
     assert len(shown) == len(logits) == 3
@@ -148,7 +148,7 @@ def test_an_architecture_without_one_stream_is_refused_in_one_line(
     architecture: str, reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=reason) as error:
-        look(random_models() / f"{architecture}.gguf", tmp_path / "log", "result_output")
+        look(random_model(architecture), tmp_path / "log", "result_output")
     assert "\n" not in str(error.value)
 
 

@@ -20,7 +20,7 @@ from llamacpp_instr.debugger.stop import Stop
 from llamacpp_instr.debugger.tensors import tensor_at
 from llamacpp_instr.model.types import TYPES
 from tests.kit.debugger_kit import opened, prompt_of, run
-from tests.kit.native_kit import DEMO, random_models, unpatched_library
+from tests.kit.native_kit import DEMO, random_model, unpatched_library
 from tests.kit.programs import native_program
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 
@@ -141,7 +141,7 @@ def test_llama_cpps_own_example_prints_these_values(
 def test_values_are_those_of_the_eval_callback_for_every_architecture(
     architecture: str, eval_dump: Path, tmp_path: Path
 ) -> None:
-    check(eval_dump, random_models() / f"{architecture}.gguf", tmp_path)
+    check(eval_dump, random_model(architecture), tmp_path)
 
 
 @pytest.mark.parametrize("file_type", QUANTIZED_FILE_TYPES)
@@ -166,7 +166,7 @@ def test_stops_after_every_op_change_no_logit(name: str, threads: int, tmp_path:
         nonlocal seen
         seen += 1
 
-    with opened(path or random_models() / f"{name}.gguf") as model:
+    with opened(path or random_model(name)) as model:
         plain = run(model, threads=threads)
         stopped = run(
             model, tmp_path / "debug.log", breakpoints=["*"], on_stop=count, threads=threads

@@ -12,7 +12,7 @@ import pytest
 from llamacpp_instr.diverge.report import divergence_reports, first_beyond
 from llamacpp_instr.diverge.run import Divergences, DivergeOptions, compare_models
 from llamacpp_instr.model.file import ModelFile, load_model_file, role_of
-from tests.kit.native_kit import random_models
+from tests.kit.native_kit import random_model
 from tests.kit.reports import rows
 
 pytestmark = pytest.mark.native
@@ -51,7 +51,7 @@ def places(model: ModelFile) -> list[str]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_damaged_weight_is_named_first(name: str, tmp_path: Path) -> None:
-    model = load_model_file(random_models() / f"{name}.gguf")
+    model = load_model_file(random_model(name))
     chosen = places(model)
     for weight in chosen:
         found = compared(model, damaged(model, tmp_path / "b.gguf", weight))
@@ -63,7 +63,7 @@ def test_a_damaged_weight_is_named_first(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_list_of_causes_names_the_damaged_weights_only(name: str, tmp_path: Path) -> None:
     """Ops that read nothing that differs are not named, however much they amplify."""
-    model = load_model_file(random_models() / f"{name}.gguf")
+    model = load_model_file(random_model(name))
     chosen = set(places(model))
     b = damaged(model, tmp_path / "b.gguf", *chosen)
     reports = divergence_reports(compared(model, b), model.path, b.path, 0.01, every_row=True)
@@ -74,7 +74,7 @@ def test_the_list_of_causes_names_the_damaged_weights_only(name: str, tmp_path: 
 
 
 def test_a_model_does_not_differ_from_itself() -> None:
-    model = load_model_file(random_models() / "llama-moe.gguf")
+    model = load_model_file(random_model("llama-moe"))
     found = compared(model, model)
     assert len(found.errors) > 50
     assert first_beyond(found.errors, 0) is None

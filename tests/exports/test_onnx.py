@@ -28,7 +28,7 @@ from llamacpp_instr.model.types import TYPES
 from tests.exports.test_onnx_graph import return_every_node
 from tests.graph.test_copies import graph_of
 from tests.kit.debugger_kit import opened, prompt_of
-from tests.kit.native_kit import random_models
+from tests.kit.native_kit import random_model, random_models
 from tests.kit.tiny_models import write_gemma3
 
 Values = dict[int, np.ndarray]
@@ -136,7 +136,7 @@ def architectures() -> list[str]:
 @pytest.mark.parametrize("part", range(8))
 def test_every_node_of_every_architecture(part: int, tmp_path: Path) -> None:
     for architecture in architectures()[part::8]:
-        model = random_models() / f"{architecture}.gguf"
+        model = random_model(architecture)
         for computed in compute(model, tmp_path / f"{architecture}.log"):
             check(architecture, model, computed)
 

@@ -20,7 +20,7 @@ from llamacpp_instr.converters.validate.follow import error_of
 from llamacpp_instr.log.session import load_session
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import titled
-from tests.kit.native_kit import random_models
+from tests.kit.native_kit import random_model
 from tests.kit.reported import Row
 
 LOG = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
@@ -242,7 +242,7 @@ def test_a_window_is_not_known_where_it_hides_and_two_caches_look_alike(
     instr: Instr, tmp_path: Path, n: int, at_most: bool
 ) -> None:
     """The model's window has 32 cells."""
-    model = random_models() / "gemma3-dense.gguf"
+    model = random_model("gemma3-dense")
     instr("run", model, "-p", "a", "-n", n, "--ctx", 256, "--log", "session.log")
     assert instr("to-flashinfer", "session.log", "-o", "dataset").returncode == 0
     found = json.loads((tmp_path / "dataset" / "occurrences.json").read_bytes())
@@ -253,7 +253,7 @@ def test_a_window_is_not_known_where_it_hides_and_two_caches_look_alike(
 
 @pytest.mark.native
 def test_latent_attention_is_captured_in_its_parts(instr: Instr, tmp_path: Path) -> None:
-    model = random_models() / "deepseek2-moe.gguf"
+    model = random_model("deepseek2-moe")
     instr("run", model, "-p", "Once upon a time there was a", "-n", 2, "--log", "session.log")
     done = instr("to-flashinfer", "session.log", "-o", "dataset", "--capture")
     assert done.returncode == 0, done.stderr

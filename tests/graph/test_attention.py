@@ -18,7 +18,7 @@ from llamacpp_instr.log.session import load_session
 from llamacpp_instr.report.render import render_text
 from tests.kit.attention_truth import counts
 from tests.kit.computes import one_by_one
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 from tests.kit.reports import rows
 
 pytestmark = pytest.mark.native
@@ -70,7 +70,7 @@ def test_one_sequence_is_counted_exactly(tmp_path: Path, settings: dict[str, int
 @pytest.mark.parametrize("ubatch", [48, 64])
 def test_a_window_that_slides(tmp_path: Path, ubatch: int) -> None:
     """It is counted exactly, even once cells behind it are taken again; tiles are then a bound."""
-    model = random_models() / "gemma3-dense.gguf"
+    model = random_model("gemma3-dense")
     settings = SMALL | {"n_ctx": 1024, "swa_full": False, "n_ubatch": ubatch}
     batches = [*TEXT, [[0, 260, 200]], [[0, 460, 1]]]
     counted = counts(model, tmp_path / "a.log", settings, batches)
@@ -81,7 +81,7 @@ def test_a_window_that_slides(tmp_path: Path, ubatch: int) -> None:
 
 
 def test_where_two_caches_look_alike_a_window_gives_a_bound(tmp_path: Path) -> None:
-    model = random_models() / "gemma3-dense.gguf"
+    model = random_model("gemma3-dense")
     batches = [[[0, 0, 32]], *TEXT_LATER]
     counted = counts(model, tmp_path / "a.log", SMALL | {"swa_full": True}, batches)
     flops, bounds = flops_of(tmp_path / "a.log")

@@ -54,6 +54,9 @@ LAYOUT = "tree and objects in one folder"
 ARM64 = "aarch64-linux-gnu"
 ARM64_COMPILERS = (("C", "gcc"), ("CXX", "g++"))
 
+_COMMON = ("common", "log", "json")
+"""the files of upstream's common code that test-llama-archs calls"""
+
 WITHOUT_PROGRAMS = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_COMMON=OFF",
@@ -66,15 +69,14 @@ WITHOUT_PROGRAMS = (
 def unpatched_library() -> Path:
     """Directory of the libraries of the unpatched sdist, and of upstream's programs that the tests
     compare with."""
-    kinds = ("TESTS", "TOOLS", "EXAMPLES")
+    kinds = ("TOOLS", "EXAMPLES")
     commit = read_upstream(patches_dir()).commit[:12]
     flags = (
         *(f"-DLLAMA_BUILD_{kind}=ON" for kind in kinds), "-DLLAMA_BUILD_UI=OFF",
-        f"-DLLAMA_BUILD_COMMIT={commit}",
+        "-DLLAMA_BUILD_TESTS=OFF", f"-DLLAMA_BUILD_COMMIT={commit}",
     )  # fmt: skip
     programs = (
-        "test-llama-archs", "llama-perplexity", "llama-quantize", "llama-gguf-split",
-        "llama-eval-callback",
+        "llama-perplexity", "llama-quantize", "llama-gguf-split", "llama-eval-callback",
     )  # fmt: skip
     return _built("unpatched", flags, ("llama", *programs), False)
 
@@ -157,18 +159,56 @@ def installed_library() -> Path:
     return Path(other or Path(sysconfig.get_path("platlib")) / "llama_cpp" / "lib")
 
 
+def random_model(name: str) -> Path:
+    """The small random model of one architecture, such as `gemma3-dense` or `llama-moe`, as
+    upstream's test of architectures writes it."""
+    architecture = name.rpartition("-")[0]
+    models = _random_model_program().parent / architecture.replace("-", "_")
+    with locked(models) as complete:
+        if not complete:
+            _write_random_models(models, "-a", f"^{architecture}$")
+    return models / f"{name}.gguf"
+
+
 @functools.cache
 def random_models() -> Path:
-    """Directory of the small random models that upstream's test writes, by architecture."""
-    library = unpatched_library()
-    models = library.parent / "models"
-    with locked(models) as done:
-        if not done:
-            models.mkdir()
-            subprocess.run(
-                [library / "test-llama-archs", "-o", models], check=True, capture_output=True
-            )
+    """Directory of the small random models of all architectures that upstream's test writes: 128
+    files of 900 MB."""
+    models = _random_model_program().parent / "all"
+    with locked(models) as complete:
+        if not complete:
+            _write_random_models(models)
     return models
+
+
+def _write_random_models(directory: Path, *arguments: str) -> None:
+    directory.mkdir()
+    subprocess.run(
+        [_random_model_program(), "-o", directory, *arguments], check=True, capture_output=True
+    )
+
+
+@functools.cache
+def _random_model_program() -> Path:
+    """Upstream's test-llama-archs, compiled for the installed library. The linker drops what it
+    does not call, so the rest of upstream's common code is not needed: 13 CPU seconds."""
+    tree, library = patched_tree(), installed_library()
+    key = wheel_key({"tree": str(tree), "library": str(library)})
+    place = cache_dir() / "tests" / f"random_models-{key}"
+    program = place / "test-llama-archs"
+    with locked(place) as complete:
+        if not complete:
+            place.mkdir()
+            sources = ("tests/test-llama-archs.cpp", *(f"common/{n}.cpp" for n in _COMMON))
+            folders = ("common", "include", "src", "ggml/include", "vendor")
+            command = [
+                os.environ.get("CXX", "c++"), "-std=c++17", "-O0", "-w", "-pthread",
+                "-ffunction-sections", "-Wl,--gc-sections", *(f"-I{tree / f}" for f in folders),
+                *(str(tree / name) for name in sources), "-o", str(program),
+                f"-L{library}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{library}",
+            ]  # fmt: skip
+            subprocess.run(command, check=True)
+    return program
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.columns import kernel_times
 from llamacpp_instr.log.graph.kernels import runs
 from tests.kit.made_log import encode, make_log
-from tests.kit.native_kit import DEMO, ROOT, random_models, run_probe
+from tests.kit.native_kit import DEMO, ROOT, random_model, run_probe
 
 APPLICATION = """
 import sys, threading
@@ -83,10 +83,6 @@ def record(name: str, level: str, models: Path, folder: Path) -> Path:
         model = DEMO if name == "demo" else tiny if tiny.exists() else random_model(name)
         run_probe(folder / "out.npz", model, "--threads", "2", "--level", level, "--log", str(log))
     return log
-
-
-def random_model(name: str) -> Path:
-    return random_models() / f"{name}.gguf"
 
 
 def device_log() -> list[s.Event]:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import Instr, assert_refused, read_events, start_run
 from tests.kit.mutants import N, damaged, texts, write_mutant
-from tests.kit.native_kit import random_models
+from tests.kit.native_kit import random_model
 from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
@@ -38,7 +38,7 @@ def instr(started_instr: Instr) -> Instr:
 def test_a_file_that_cannot_be_loaded_is_one_line_and_leaves_no_log(
     instr: Instr, tmp_path: Path, architecture: str, key: str, value: int
 ) -> None:
-    source = random_models() / f"{architecture}-dense.gguf"
+    source = random_model(f"{architecture}-dense")
     model = damaged(source, tmp_path / "bad.gguf", f"{architecture}.{key}", value)
     done = instr("run", model, "-p", "hello")
     assert_refused(done, "bad.gguf: llama.cpp ended the process: ", ": GGML_ASSERT(")
@@ -157,7 +157,7 @@ def test_a_program_that_uses_the_library_itself_is_aborted_by_ggml(
 ) -> None:
     """Also after a run of ours in the same process."""
     bad = damaged(
-        random_models() / "gpt2-dense.gguf", tmp_path / "bad.gguf", "gpt2.attention.head_count", 3
+        random_model("gpt2-dense"), tmp_path / "bad.gguf", "gpt2.attention.head_count", 3
     )
     program = f"""
 import io, llama_cpp

@@ -11,7 +11,7 @@ from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.report.report import shown
 from tests.conftest import Instr, read_events
-from tests.kit.native_kit import random_models
+from tests.kit.native_kit import random_model
 from tests.kit.reports import by_title
 
 
@@ -20,7 +20,7 @@ from tests.kit.reports import by_title
 def test_what_a_context_uses_is_the_sum_over_its_caches(instr: Instr, tmp_path: Path, name: str):
     """Against the caches' own tensors. With a sliding window, layers are in caches of two sizes;
     a recurrent state is in one of its own."""
-    model = random_models() / f"{name}.gguf"
+    model = random_model(name)
     done = instr("run", model, "-p", "a" * 400, "-n", 90, "--ctx", 2048, "--log", "a.log")
     assert done.returncode == 0, done.stderr
     log = tmp_path / "a.log"

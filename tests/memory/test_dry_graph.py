@@ -18,7 +18,7 @@ from llamacpp_instr.log.session import load_session
 from llamacpp_instr.model.file import load_model_file
 from llamacpp_instr.recording.memory.plan import UbatchShape, _dry_graphs, dry_graphs, window
 from tests.kit.log_readers import whole_events
-from tests.kit.native_kit import DEMO, ROOT, random_models
+from tests.kit.native_kit import DEMO, ROOT, random_model, random_models
 
 pytestmark = pytest.mark.native
 
@@ -69,7 +69,7 @@ def differences(log: Path) -> str:
     recorded = session.graphs[int(session.computes["graph"][-1])]
     tokens = int(session.computes["n_tokens"][-1])
     options = ContextOptions(batch=40, ubatch=40 if tokens > 1 else 32)
-    model = load_model_file(random_models() / f"{log.stem}.gguf")
+    model = load_model_file(random_model(log.stem))
     # here, not in a child like `dry_graphs`, which spends most of its time starting
     (dry,) = _dry_graphs(model, options, [UbatchShape(tokens, past=40)])
     assert dry.source == "reserve"

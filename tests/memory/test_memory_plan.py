@@ -34,8 +34,9 @@ from llamacpp_instr.recording.memory.plan import (
 )
 from llamacpp_instr.recording.session import record
 from tests.conftest import read_events
+from tests.kit.gguf_files import split_model
 from tests.kit.mutants import damaged
-from tests.kit.native_kit import DEMO, ROOT, random_models, unpatched_library
+from tests.kit.native_kit import DEMO, ROOT, random_model, unpatched_library
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 from tests.kit.sparse_models import write_sparse_llama, write_with_more_rows
 
@@ -118,7 +119,7 @@ def test_every_setting_of_a_context(file_type: str) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name: str) -> None:
-    model = load_model_file(random_models() / f"{name}.gguf")
+    model = load_model_file(random_model(name))
     for options in (SMALL, PLAIN, ContextOptions(ctx=256, ubatch=32), ContextOptions(ubatch=1)):
         assert planned_uses(dry_run(model, options, True)) == held(model.path, options), options
 
@@ -140,10 +141,7 @@ def test_an_encoder_with_a_decoder(models: Path) -> None:
 
 
 def test_a_split_model_is_mapped_part_by_part(tmp_path: Path) -> None:
-    split = unpatched_library() / "llama-gguf-split"
-    command = [split, "--split-max-tensors", "8", quantized_demo("Q4_K_M"), tmp_path / "part"]
-    subprocess.run(command, check=True, capture_output=True)
-    first = min(tmp_path.glob("part-*.gguf"))
+    first, *_ = split_model(quantized_demo("Q4_K_M"), tmp_path / "part", tensors=8)
     model = load_model_file(first)
     assert len(model.headers) > 2
     for mmap in (True, False):
@@ -152,7 +150,7 @@ def test_a_split_model_is_mapped_part_by_part(tmp_path: Path) -> None:
 
 def test_a_tensor_that_is_read_on_demand_has_a_mapping_of_its_own(tmp_path: Path) -> None:
     """llama.cpp counts it twice if the range of the others includes it, and so do we."""
-    source, name = random_models() / "qwen4exp-moe.gguf", "per_layer_token_embd.weight"
+    source, name = random_model("qwen4exp-moe"), "per_layer_token_embd.weight"
     path = write_with_more_rows(source, tmp_path / "large.gguf", name, (4 << 30) + 1)
     model = load_model_file(path)
     plan = dry_run(model, SMALL, True)
@@ -169,7 +167,7 @@ QUANTIZED_TRUTH = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K",
 def truth() -> list[tuple[Path, ContextOptions, dict[str, dict[str, float]]]]:
     jobs = [
         *((DEMO, options) for options in GRID[::17]),
-        *((random_models() / f"{name}.gguf", SMALL) for name in ARCHITECTURES),
+        *((random_model(name), SMALL) for name in ARCHITECTURES),
         *((quantized_demo(t), LARGE) for t in QUANTIZED_TRUTH),
     ]
     done = subprocess.run(
@@ -215,7 +213,7 @@ def test_the_unpatched_library_logs_the_same_sizes(
 
 
 def test_a_recorded_context_is_predicted_again(tmp_path: Path) -> None:
-    model = load_model_file(random_models() / "gemma3-dense.gguf")
+    model = load_model_file(random_model("gemma3-dense"))
     options = ContextOptions(1024, 128, 32, 2, "q8_0", "f16", "on")
     log = tmp_path / "session.log"
     with captured() as llama_log, record(log, level="minimal"):  # noqa: SIM117
@@ -300,7 +298,7 @@ def test_positions_that_the_model_has_not_learned(models: Path) -> None:
 
 def test_metadata_that_llama_cpp_aborts_on(tmp_path: Path) -> None:
     """The end of the child is one line, and this process continues."""
-    source = random_models() / "gemma3-dense.gguf"
+    source = random_model("gemma3-dense")
     path = damaged(source, tmp_path / "hostile.gguf", "gemma3.attention.key_length", 0)
     with pytest.raises(LoadError) as refused:
         plan_memory(load_model_file(path), SMALL)

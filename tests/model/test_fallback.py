@@ -52,7 +52,7 @@ def found(model: ModelFile) -> dict[str, tuple[list[str], str]]:
 def test_what_llama_quantize_warned_of(
     tmp_path: Path, models: Path, name: str, file_type: str
 ) -> None:
-    source = native_kit.random_models() / f"{name}.gguf"
+    source = native_kit.random_model(name)
     if name == "t5":  # rows of 32 and 64
         source = models / "t5.gguf"
     model, warned = quantize(source, tmp_path / "quantized.gguf", file_type)
@@ -105,7 +105,7 @@ def test_rows_that_32_does_not_divide_are_f16(
 def test_nothing_falls_back_where_nothing_was_asked_for(tmp_path: Path, demo_model: Path) -> None:
     assert find_fallbacks(load_model_file(demo_model)) == []
     # Q5_0 is the wanted type, although its rows are not a multiple of 256
-    source = native_kit.random_models() / "llama-dense.gguf"
+    source = native_kit.random_model("llama-dense")
     model, warned = quantize(source, tmp_path / "q5_0.gguf", "Q5_0")
     assert warned == {}
     assert find_fallbacks(model) == []
@@ -113,7 +113,7 @@ def test_nothing_falls_back_where_nothing_was_asked_for(tmp_path: Path, demo_mod
 
 
 def test_a_pure_file(tmp_path: Path) -> None:
-    source = native_kit.random_models() / "llama-dense.gguf"
+    source = native_kit.random_model("llama-dense")
     model, warned = quantize(source, tmp_path / "pure.gguf", "--pure", "Q3_K_M")
     assert {name: has for name, (_, has) in found(model).items()} == {
         name: has for name, (_, has) in warned.items()

@@ -10,6 +10,7 @@ import pytest
 from llamacpp_instr.model.file import Weight, load_model_file
 from llamacpp_instr.model.header import read_array
 from llamacpp_instr.model.types import BY_NAME
+from tests.kit.gguf_files import split_model
 
 
 def test_weights_are_those_of_gguf_py(demo_model: Path, models: Path) -> None:
@@ -61,16 +62,7 @@ def test_names_of_encoders_and_of_biases(models: Path) -> None:
 
 @pytest.mark.native
 def test_a_split_model_is_one(tmp_path: Path, demo_model: Path) -> None:
-    import subprocess
-
-    from tests.kit.native_kit import unpatched_library
-
-    subprocess.run(
-        [unpatched_library() / "llama-gguf-split", "--split-max-tensors", "15", demo_model,
-         tmp_path / "demo"],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    parts = sorted(tmp_path.glob("demo-*.gguf"))
+    parts = split_model(demo_model, tmp_path / "demo", tensors=15)
     split, whole = load_model_file(parts[0]), load_model_file(demo_model)
     assert len(parts) == len(split.headers) == 3
     assert {w.path for w in split.weights} == set(parts)

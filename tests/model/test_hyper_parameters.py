@@ -14,7 +14,7 @@ from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
 from tests.conftest import Instr, assert_refused
 from tests.kit.gguf_files import save
 from tests.kit.mutants import damaged
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model, random_models
 
 pytestmark = pytest.mark.native
 
@@ -57,7 +57,7 @@ def test_a_hostile_value_is_named(
 @pytest.mark.parametrize("key", ["rope.dimension_count", "rope.dimension_count_swa"])
 def test_nothing_is_rotated_only_with_latent_attention(tmp_path: Path, key: str) -> None:
     """Otherwise a kernel never ends, even if the file claims attention that the model lacks."""
-    path = random_models() / "gemma3-dense.gguf"
+    path = random_model("gemma3-dense")
     for name, value in ((key, 0), ("attention.key_length_mla", 192)):
         path = damaged(path, tmp_path / f"{name}.gguf", f"gemma3.{name}", value)
     with pytest.raises(UsageError, match=rf"gemma3\.{key} is 0, not more than 0"):

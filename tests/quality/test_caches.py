@@ -20,7 +20,7 @@ from llamacpp_instr.lab.quality.logits import OutputOptions, _doubling, compare_
 from llamacpp_instr.model.file import load_model_file
 from tests.conftest import Instr, assert_refused
 from tests.kit.in_process import titled
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 from tests.quality import test_quality
 from tests.quality.test_quality import CHUNKS, base, text
 
@@ -208,7 +208,7 @@ def test_wrong_types_are_one_clear_line(
     instr: Instr, models: Path, model: str, options: tuple[str, ...], words: str
 ) -> None:
     paths = {"demo": "demo", "tiny": models / "llama.gguf"}
-    path = paths.get(model, random_models() / f"{model}.gguf")
+    path = paths.get(model, random_model(model))
     assert_refused(instr("quality", path, "--ctx", 32, "--chunks", 1, *options), words)
     only = instr("quality", path, "--only", "weights", *options)
     assert_refused(only, f"{options[0]} has no effect with --only weights")

@@ -27,7 +27,7 @@ from llamacpp_instr.model.file import load_model_file
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
 from tests.kit.in_process import titled
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 from tests.kit.quantized_kit import quantized_demo
 
 pytestmark = pytest.mark.native
@@ -198,7 +198,7 @@ def test_a_seed_names_a_text(models: Path) -> None:
 
 def test_chunks_do_not_know_of_each_other() -> None:
     """A model with a state instead of positions: it is cleared between chunks."""
-    mamba = random_models() / "mamba-dense.gguf"
+    mamba = random_model("mamba-dense")
     whole = compared(mamba, mamba, ctx=32, chunks=3, seed=1)
     assert whole.divergences[0].kl.value == 0
     parts = [compared(mamba, ctx=32, chunks=1, seed=seed) for seed in (1, 2, 3)]

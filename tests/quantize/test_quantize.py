@@ -25,7 +25,7 @@ from tests.kit.in_process import titled
 from tests.kit.native_kit import (
     compile_program,
     installed_library,
-    random_models,
+    random_model,
     unpatched_library,
 )
 from tests.kit.quantize_kit import (
@@ -209,7 +209,7 @@ def test_a_model_in_parts_becomes_one_file(wide: Path, tmp_path: Path) -> None:
 def test_other_architectures_are_llama_quantizes_to_the_byte(
     tmp_path: Path, architecture: str
 ) -> None:
-    quantized_alike(random_models() / f"{architecture}.gguf", "Q4_K_M", tmp_path)
+    quantized_alike(random_model(architecture), "Q4_K_M", tmp_path)
 
 
 def test_a_quantized_model_is_quantized_again_only_when_asked(wide: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from tests.kit.backends import (
 )
 from tests.kit.device_logs import DeviceSession, check_coverage, check_times, record_on
 from tests.kit.llama_programs import programs
-from tests.kit.native_kit import DEMO, ROOT, random_models, smollm2
+from tests.kit.native_kit import DEMO, ROOT, random_model, smollm2
 from tests.kit.trace_processor import check, needs_node
 
 pytestmark = [pytest.mark.native, needs_node]
@@ -88,7 +88,7 @@ def check_session(session: DeviceSession, least: float) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_an_architecture(tmp_path: Path, backend: Backend, name: str) -> None:
     session = record_on(
-        [backend.module()], tmp_path / "a.log", random_models() / f"{name}.gguf",
+        [backend.module()], tmp_path / "a.log", random_model(name),
         environment=backend.environment,
     )  # fmt: skip
     check_session(session, SMALL)

@@ -18,7 +18,7 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.session import load_session
 from tests.kit.log_readers import whole_events
-from tests.kit.native_kit import DEMO, random_models, run_probe
+from tests.kit.native_kit import DEMO, random_model, run_probe
 from tests.kit.programs import native_program
 
 pytestmark = pytest.mark.native
@@ -47,7 +47,7 @@ def record(tmp_path: Path, model: Path, threads: int, level: str) -> list[schema
 def test_ops_and_their_gaps_cover_the_compute(
     tmp_path: Path, name: str, threads: int, level: str
 ) -> None:
-    model = DEMO if name == "demo" else random_models() / f"{name}.gguf"
+    model = DEMO if name == "demo" else random_model(name)
     events = record(tmp_path, model, threads, level)
     ops = {e.compute: e for e in events if isinstance(e, schema.Ops) and e.thread == 0}
     computes = [e for e in events if isinstance(e, schema.Compute)]

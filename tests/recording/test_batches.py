@@ -18,7 +18,7 @@ from llamacpp_instr.llama import native
 from llamacpp_instr.log.check import check_log
 from tests.conftest import read_events
 from tests.kit.decoder import Decoder
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 from tests.kit.tiny_models import write_t5
 
 pytestmark = pytest.mark.native
@@ -186,7 +186,7 @@ def mask_of(graph: dict[str, Any]) -> int:
 def test_the_caches_of_a_context_are_told_apart(tmp_path: Path) -> None:
     """Sliding windows have a cache of their own, recurrent layers a state for each sequence."""
     for name in ("gemma3-dense", "mamba-dense", "jamba-dense"):
-        decoder = Decoder(str(random_models() / f"{name}.gguf"), n_seq_max=2, swa_full=False)
+        decoder = Decoder(str(random_model(name)), n_seq_max=2, swa_full=False)
         with llamacpp_instr.record(tmp_path / f"{name}.log", level="minimal"):
             decoder.decode({0: [1, 2, 3], 1: [4]})
             decoder.decode({0: [5]})
@@ -228,7 +228,7 @@ def test_a_session_may_begin_inside_of_a_step(name: str, tmp_path: Path) -> None
         return False
 
     callback = api.ggml_backend_sched_eval_callback(begin)
-    model = str(random_models() / f"{name}.gguf")
+    model = str(random_model(name))
     decoder = Decoder(model, n_ubatch=2, cb_eval=callback)
     decoder.decode({0: [1, 2, 3, 4]})
     decoder.decode({0: [5]})

@@ -9,7 +9,7 @@ import pytest
 from llamacpp_instr.log.check import check_log
 from tests.kit.backends import blas_module, needs_openblas
 from tests.kit.device_logs import check_coverage, kernels_of, record_on, splits_of
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 
 pytestmark = [pytest.mark.native, needs_openblas]
 
@@ -24,7 +24,7 @@ MODELS = ["llama4-moe", "gemma3-dense", "deepseek2-moe", "qwen3next-moe", "mamba
 def test_every_node_is_timed_once_and_no_logit_changes(
     tmp_path: Path, level: str, name: str
 ) -> None:
-    model = DEMO if name == "demo" else random_models() / f"{name}.gguf"
+    model = DEMO if name == "demo" else random_model(name)
     session = record_on([blas_module()], tmp_path / "blas.log", model, level=level)
     assert session.equal is True
     events = session.events()

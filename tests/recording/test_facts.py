@@ -28,7 +28,7 @@ from llamacpp_instr.llama.build.source_tree import patch_digest, patches_dir, re
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.schema import SCHEMA_VERSION
 from tests.conftest import read_events
-from tests.kit.native_kit import DEMO, ROOT, random_models
+from tests.kit.native_kit import DEMO, ROOT, random_model
 from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
@@ -310,7 +310,7 @@ HPARAMS_OF = ("llama-dense", "llama-moe", "gemma3-dense", "qwen3-dense", "deepse
 
 def test_hyper_parameters_are_those_of_the_file(tmp_path: Path) -> None:
     found: Counter[str] = Counter()
-    random = (random_models() / f"{name}.gguf" for name in HPARAMS_OF)
+    random = (random_model(name) for name in HPARAMS_OF)
     for path in (DEMO, *random):
         with llamacpp_instr.record(tmp_path / f"{path.stem}.log"):
             model = opened(path)

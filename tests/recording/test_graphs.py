@@ -18,7 +18,7 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events as read_log
 from llamacpp_instr.log.schema import LEVELS
 from tests.conftest import read_events
-from tests.kit.native_kit import DEMO, patched_tree, random_models
+from tests.kit.native_kit import DEMO, patched_tree, random_model
 from tests.kit.programs import native_program
 
 pytestmark = pytest.mark.native
@@ -40,7 +40,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> Read:
     @functools.cache
     def run(name: str, level: str) -> tuple[list[dict[str, Any]], Path]:
         log = folder / f"{name}-{level}.log"
-        model = DEMO if name == "demo" else random_models() / f"{name}.gguf"
+        model = DEMO if name == "demo" else random_model(name)
         done = subprocess.run(
             [program, model, log, level], check=True, capture_output=True, text=True
         )

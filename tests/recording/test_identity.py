@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kit.native_kit import DEMO, random_models, run_probe
+from tests.kit.native_kit import DEMO, random_model, run_probe
 
 pytestmark = pytest.mark.native
 
@@ -23,7 +23,7 @@ MODELS = [
 
 
 def model_path(name: str) -> Path:
-    return DEMO if name == "demo" else random_models() / f"{name}.gguf"
+    return DEMO if name == "demo" else random_model(name)
 
 
 def outputs(path: Path) -> dict[str, np.ndarray]:

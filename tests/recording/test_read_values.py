@@ -16,7 +16,7 @@ import llamacpp_instr
 from llamacpp_instr.log.check import check_log
 from tests.conftest import read_events
 from tests.kit.decoder import Decoder
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 from tests.kit.programs import native_program
 from tests.kit.tiny_models import write_llama
 
@@ -56,7 +56,7 @@ def figures(values: np.ndarray) -> dict[str, Any]:
 def model_of(name: str, folder: Path) -> Path:
     """`nan` and `inf` have one such value, in a norm's weight."""
     if name not in ("nan", "inf"):
-        return DEMO if name == "demo" else random_models() / f"{name}.gguf"
+        return DEMO if name == "demo" else random_model(name)
     path = folder / f"{name}.gguf"
     write_llama(path)
     for tensor in gguf.GGUFReader(path, "r+").tensors:

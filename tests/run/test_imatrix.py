@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
 from tests.kit.llama_programs import programs
-from tests.kit.native_kit import DEMO, random_models, smollm2
+from tests.kit.native_kit import DEMO, random_model, smollm2
 from tools.demo_model.grammar import stories
 
 pytestmark = pytest.mark.native
@@ -100,7 +100,7 @@ def test_each_expert_has_the_sums_of_its_own_tokens(instr: Instr, text: Path) ->
     ["llama-moe", "qwen2moe-moe", "gpt-oss-moe", "deepseek2-moe", "jamba-dense", "llada-dense"],
 )
 def test_that_of_other_architectures(instr: Instr, text: Path, name: str) -> None:
-    model = random_models() / f"{name}.gguf"
+    model = random_model(name)
     assert_equal(*computed(instr, model, text, chunks=2, ctx=128))
 
 

@@ -34,7 +34,7 @@ from llamacpp_instr.prediction.probe.file import (
     AttentionShape,
     ScaledNormShape,
 )
-from tests.kit.native_kit import ROOT, random_models
+from tests.kit.native_kit import ROOT, random_model
 from tests.kit.schedule_kit import edges, sources_of
 
 KINDS = (
@@ -132,7 +132,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Recordings of upstream's random models of several kinds."""
     folder, models = tmp_path_factory.mktemp("logs"), tmp_path_factory.mktemp("models")
     for name in KINDS:
-        (models / f"{name}.gguf").symlink_to(random_models() / f"{name}.gguf")
+        (models / f"{name}.gguf").symlink_to(random_model(name))
     script = ROOT / "tests" / "kit" / "probe_architectures.py"
     command = [sys.executable, str(script), str(models), "record", str(folder)]
     subprocess.run(command, check=True, capture_output=True, env=dict(os.environ))

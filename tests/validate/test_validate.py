@@ -24,7 +24,7 @@ from llamacpp_instr.debugger.tensors import write
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.debugger_kit import opened, prompt_of, run
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model, random_models
 from tests.kit.programs import native_program
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 
@@ -106,7 +106,7 @@ def test_a_quarter_of_the_architectures_is_sound(tmp_path: Path) -> None:
 
 
 def test_rotation_back_is_by_the_negative_angle(tmp_path: Path) -> None:
-    found = check(random_models() / "deepseek4-moe.gguf", tmp_path / "a.log")
+    found = check(random_model("deepseek4-moe"), tmp_path / "a.log")
     errors = [op.error for op in found if op.op == "ROPE_BACK"]
     assert errors
     assert all(error is not None and error < 1e-7 for error in errors)
@@ -134,7 +134,7 @@ def test_onnx_runtime_collects_no_usage_data(environment: dict[str, str], tmp_pa
 
 
 def test_a_graph_with_an_op_without_a_mapping_has_no_logits(tmp_path: Path) -> None:
-    whole = whole_of(random_models() / "kimi-k3-moe.gguf", tmp_path)
+    whole = whole_of(random_model("kimi-k3-moe"), tmp_path)
     assert whole["rows"][0]["verdict"] == "not checked"
     assert whole["notes"] == [
         "The graph was not computed: no standard operators express DSV4_HC_PRE."
