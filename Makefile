@@ -1,53 +1,50 @@
-# make demo         build everything, record a session of the demo model, write its trace
+# make demo         build everything, record a session of the demo model, write its trace; 5 minutes, later seconds
 # make view         open that session in Perfetto's UI, without the network
-# make test         run the test suite in the same environment
-# make lint         run ruff and mypy, for Linux and for macOS
-# make docs         build the pages of docs/ as a site in out/site; a dead link is an error
+# make test         run the test suite in the same environment; 5 minutes
+# make test-all     run every other test, in parts with needs of their own; PARTS=browser,unpatched selects some;
+#                   an hour and a half. `make parts` lists them, with their minutes and what this machine lacks
+# make explore      run hypothesis's tests with other examples than `make test`, ROUNDS (5) times; a failing one is
+#                   printed as a line to paste; 10 minutes
+# make lint         run ruff and mypy, for Linux and for macOS; a minute
+# make docs         build the pages of docs/ as a site in out/site; a dead link is an error; seconds
+# make help         print this
 #
-# make lint-native  check the recorder's C and C++ with llama.cpp's own warnings and with clang-tidy (installs it)
-# make audit        look for known vulnerabilities of installed packages; exits with status 1 if no index answers
-# make sanitize     run the recorder under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer; each
-#                   loads and frees models for STRESS_SECONDS (20)
-# make test-peers   compare imports with transformers, exports with the tools that read them; installs PyTorch (5 GB)
-# make test-devices more modes of Vulkan; 20 architectures, a real model and llama-bench on devices; minutes
-# make test-cuda    compile the CUDA backend for two GPUs, and test what reads CUPTI with stand-ins; needs no GPU, installs
-#                   NVIDIA's compiler (1 GB)
-# make test-arm64   cross compile the library for arm64 and run the recorder's own tests with qemu; minutes
-# make test-macos   compile the recorder and what the patches change for macOS; installs Zig (400 MB). LINK=1 also links
-#                   the whole library and llama-server, without Metal and Accelerate; minutes
+# make lint-native  check the recorder's C and C++ with llama.cpp's own warnings and with clang-tidy, which it installs;
+#                   5 minutes
+# make audit        look for known vulnerabilities of installed packages; exits with status 1 if no index answers; a minute
 # make test-edited  build the tree that `python -m tools.patches edit` made in EDITED, and test its library and its
-#                   llama-server, also of another release; with ccache if it is installed
-# make test-docs    run what README and docs tell a newcomer, in a fresh clone; needs an index; 20 minutes
-# make image        build the container image of docker/Dockerfile with docker, podman or buildah
-# make image-test   build and test that image without an engine (Debian, as root; minutes); SLICE=1, as in CI,
+#                   llama-server, also of another release; with ccache if it is installed; 10 minutes
+# make test-oldest  run the suite with the oldest versions that pyproject.toml allows; TESTS selects files; 15 minutes
+# make image        build the container image of docker/Dockerfile with docker, podman or buildah; 15 minutes
+# make image-test   build and test that image without an engine (Debian, as root; 15 minutes); SLICE=1, as in CI,
 #                   has the kernels of AVX2 in place of 14 modules, shares the rest with `make native`, and does
 #                   not test other CPUs
 # make image-vulkan-test
-#                   the same for the image with Vulkan, on Debian 13 (half an hour)
+#                   the same for the image with Vulkan, on Debian 13; half an hour
 # make image-arm64-test
-#                   the same for the image for arm64, whose programs qemu runs (half an hour)
-# make docker-test  run the docker commands of README and docs on a separate Docker engine (Debian, as root; minutes)
+#                   the same for the image for arm64, whose programs qemu runs; half an hour
+# make docker-test  run the docker commands of README and docs on a separate Docker engine (Debian, as root); 20 minutes
 # make load         record llama_cpp.server with clients for LOAD_MINUTES (10), and print a table of the results;
 #                   LIVE=1 shows it with instr live meanwhile
 # make mutate       make MUTANTS (60) small mistakes in the product, and count how many the tests notice;
-#                   SEED (1) draws others; NEAR=1 runs only the tests of the module's folder, in seconds;
-#                   NATIVE=1 also runs the native tests, for hours
+#                   SEED (1) draws others; NEAR=1 runs only the tests of the module's folder; half an hour
 # make mutate-native
 #                   the same with the recorder's C and C++: each mistake is compiled; installs universalmutator; an hour
-# make fuzz         fuzz every reader for FUZZ_SECONDS (60) each; installs atheris
-# make test-oldest  run the suite with the oldest versions that pyproject.toml allows; TESTS selects files
-# make release      write sdist and wheel to dist and try them in an empty environment; NATIVE=1 adds the library
-# make pictures     take docs/images of `instr view`, `page`, `weights`, `debug` and of Netron in Chromium, and draw charts
-# make quantization measure the demo model in seven file types, and write docs/how-to/choose-a-quantization.md
-# make bench        measure the cost of recording and converting, as ratios (half an hour; leave the machine alone)
+# make fuzz         fuzz every reader for FUZZ_SECONDS (60) each; installs atheris; 5 minutes
+# make release      write sdist and wheel to dist and try them in an empty environment; NATIVE=1 adds the library; 2 minutes
+# make pictures     take docs/images of `instr view`, `page`, `weights`, `debug` and of Netron in Chromium, and draw charts;
+#                   10 minutes
+# make quantization measure the demo model in seven file types, and write docs/how-to/choose-a-quantization.md; 5 minutes
+# make bench        measure the cost of recording and converting, as ratios; half an hour; leave the machine alone
 #
-# PYTHON is the interpreter for the environment .venv.
+# PYTHON is the interpreter for the environment .venv. The minutes are those of two CPUs.
 
 PYTHON ?= python3
 PROMPT ?= Once upon a time
 export FUZZ_SECONDS ?= 60
+ROUNDS ?= 5
 LOAD_MINUTES ?= 10
-STRESS_SECONDS ?= 20
+PARTS ?= all
 MUTANTS ?= 60
 SEED ?= 1
 AT_LEAST ?= 0
@@ -56,6 +53,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 VIEW_INSTALLED := .venv/.installed-view
 TEST_INSTALLED := .venv/.installed-test
+DEV_INSTALLED := .venv/.installed-dev
 FUZZ_INSTALLED := .venv/.installed-fuzz
 AUDIT := .venv-audit
 PEERS := .venv-peers
@@ -66,12 +64,11 @@ MACOS := .venv-macos
 MACOS_INSTALLED := $(MACOS)/.installed
 OLDEST := .venv-oldest
 OLDEST_INSTALLED := $(OLDEST)/.installed
-# drives a browser; without node the tests of the UI are skipped
-UI_KIT := $(if $(and $(shell command -v node),$(shell command -v npm)),ui-kit)
 UI_INSTALLED := tests/ui/node_modules/.installed
 
-.PHONY: demo view test test-arm64 test-devices test-cuda test-macos test-edited test-oldest test-peers test-docs docs lint lint-native audit native sanitize image image-test image-vulkan-test image-arm64-test docker-test
-.PHONY: load mutate mutate-native fuzz release pictures quantization bench ui-kit clean
+.PHONY: demo view test test-all parts explore test-edited test-oldest lint docs help lint-native audit native
+.PHONY: image image-test image-vulkan-test image-arm64-test docker-test load mutate mutate-native fuzz release
+.PHONY: pictures quantization bench ui-kit cuda-compiler macos-compiler peers clean
 
 demo: native
 	@mkdir -p out
@@ -82,32 +79,48 @@ view: $(VIEW_INSTALLED)
 	@[ -e out/demo.log ] || $(MAKE) demo
 	$(BIN)/instr view out/demo.log
 
-# the tests of a file share recordings, so one process runs them all; what takes minutes to compile is there
-# before they start, so that a test that hangs ends sooner. The two variables save CPU time: Python keeps
-# what it compiles, and OpenMP's threads do not spin while they wait. Some tests wait, so there are two workers
-# more than CPUs; xdist would begin with the files of many tests, and end with one slow file on one CPU.
-WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 2)")
+# The tests of a file share recordings, so one process runs them all. The two variables save CPU time: Python keeps
+# what it compiles, and OpenMP's threads do not spin while they wait. Some tests wait, so there is one worker more than
+# CPUs; xdist would begin with the files of many tests, and end with one slow file on one CPU.
+WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 SUITE = -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail -o faulthandler_timeout=400
 IN_SUITE := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=passive
 
-test: native $(TEST_INSTALLED) $(UI_KIT)
-	$(BIN)/python -m tests.kit.native_kit
+test: native $(TEST_INSTALLED)
 	$(IN_SUITE) $(BIN)/python $(SUITE)
 
-lint: $(TEST_INSTALLED)
+comma := ,
+test-all: native $(DEV_INSTALLED)
+	$(BIN)/python -m tools.parts $(subst $(comma), ,$(PARTS))
+
+parts: $(INSTALLED)
+	@$(BIN)/python -m tools.parts
+
+# hypothesis makes a failing example smaller, for minutes
+explore: native $(TEST_INSTALLED)
+	@for round in $$(seq $(ROUNDS)); do \
+	    echo "round $$round of $(ROUNDS)"; \
+	    $(IN_SUITE) $(BIN)/python $(SUITE) -o faulthandler_timeout=3600 -m hypothesis \
+	        --hypothesis-profile explore || exit; \
+	done
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+lint: $(DEV_INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy & linux=$$!; \
 	    $(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin; darwin=$$?; wait $$linux && exit $$darwin
 
-docs: $(TEST_INSTALLED)
+docs: $(DEV_INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo out/site/index.html
 
-lint-native: $(TEST_INSTALLED)
+lint-native: $(DEV_INSTALLED)
 	$(BIN)/python -m pip install --quiet "clang-tidy~=23.1"
 	$(BIN)/python -m tests.programs.lint_native --tidy
 
-audit: $(TEST_INSTALLED) $(AUDIT)/bin/pip-audit
+audit: $(DEV_INSTALLED) $(AUDIT)/bin/pip-audit
 	$(BIN)/python -m tools.audit $(AUDIT)/bin/pip-audit
 
 # has its own environment, so that pip-audit does not audit itself
@@ -118,35 +131,11 @@ $(AUDIT)/bin/pip-audit:
 # `instr build` takes the library of `make native` from the cache
 test-oldest: $(OLDEST_INSTALLED)
 	$(OLDEST)/bin/instr build
-	$(OLDEST)/bin/python -m tests.kit.native_kit
 	$(IN_SUITE) $(OLDEST)/bin/python $(SUITE) $(TESTS)
-
-# has its own environment, because PyTorch is a hundred times as large as the others
-test-peers: $(PEERS_INSTALLED) $(UI_KIT)
-	$(PEERS)/bin/instr build
-	$(PEERS)/bin/python -m pytest -n 2 --dist loadfile tests/peers/*_suite.py --durations=0 --durations-min=5
-
-# its shaders take the driver minutes; speeds are compared while nothing else runs
-test-devices: native $(TEST_INSTALLED)
-	$(BIN)/python -m tests.kit.backends
-	$(IN_SUITE) $(BIN)/python -m pytest -n 2 tests/recording/vulkan_suite.py tests/recording/devices_suite.py \
-	    -k "not llama_bench" --durations=0 --durations-min=5
-	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/devices_suite.py -k llama_bench
-
-# the speeds of an emulated processor mean nothing
-test-arm64: native $(TEST_INSTALLED)
-	$(IN_SUITE) $(BIN)/python -m tests.programs.arm64
-
-test-cuda: native $(TEST_INSTALLED) $(CUDA_INSTALLED)
-	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/cuda_suite.py --durations=0 --durations-min=5
-
-test-macos: $(TEST_INSTALLED) $(MACOS_INSTALLED)
-	$(IN_SUITE) $(BIN)/python -m pytest tests/recording/macos_suite.py $(if $(LINK),,-k "not intel and not link") \
-	    --durations=0 --durations-min=5
 
 # nothing is exported or installed: the tests find the library and the programs of that tree by their environment
 EDITED_BUILD = $(EDITED)-build
-EDITED_TESTS = tests/recording/test_recording.py tests/recording/test_llama_server.py tests/recording/test_llama_server_reuse.py
+EDITED_TESTS = tests/recording/test_recording.py tests/parts/programs/test_llama_server.py tests/parts/programs/test_llama_server_reuse.py
 CCACHE := $(shell command -v ccache)
 
 test-edited: $(TEST_INSTALLED)
@@ -158,14 +147,8 @@ test-edited: $(TEST_INSTALLED)
 	PYTHONPATH=$(EDITED) LLAMA_CPP_LIB_PATH=$(EDITED_BUILD)/bin EDITED_PROGRAMS=$(EDITED_BUILD)/bin \
 	    $(IN_SUITE) $(BIN)/python -m pytest -q $(EDITED_TESTS)
 
-test-docs: $(TEST_INSTALLED)
-	$(BIN)/python -m pytest tests/newcomer/suite.py --durations=0 --durations-min=1
-
 release: $(INSTALLED)
 	$(BIN)/python -m tools.release $(if $(NATIVE),--native)
-
-sanitize: native $(TEST_INSTALLED)
-	$(BIN)/python -m tests.programs.sanitize --seconds $(STRESS_SECONDS)
 
 ENGINE ?= $(firstword $(foreach engine,docker podman buildah,$(if $(shell command -v $(engine)),$(engine))))
 IMAGE ?= llamacpp-instr
@@ -178,56 +161,56 @@ image:
 
 # the ccache of this machine keeps ggml's compiled kernels across images
 ONE_CPU = --build-arg CMAKE_ARGS='-DGGML_CPU_ALL_VARIANTS=OFF -DGGML_BACKEND_DL=OFF'
-image-test: $(TEST_INSTALLED) $(UI_KIT)
+image-test: $(DEV_INSTALLED) ui-kit
 	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache \
 	    --build-arg PROGRAMS=1 $(if $(SLICE),$(ONE_CPU))" \
-	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
-	    $(BIN)/python -m pytest tests/image/suite.py $(if $(SLICE),-k "not older_cpu and not this_cpu")
+	    tests/parts/image/build_image.sh . docker/Dockerfile $(IMAGE) \
+	    $(BIN)/python -m pytest tests/parts/image/test_image.py $(if $(SLICE),-k "not older_cpu and not this_cpu")
 
-image-vulkan-test: $(TEST_INSTALLED)
+image-vulkan-test: $(DEV_INSTALLED)
 	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache \
 	    --build-arg BACKEND=vulkan --build-arg BASE=debian:trixie-slim --build-arg RUNTIME=debian:trixie-slim" \
-	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE)-vulkan \
-	    $(BIN)/python -m pytest tests/image/vulkan_suite.py
+	    tests/parts/image/build_image.sh . docker/Dockerfile $(IMAGE)-vulkan \
+	    $(BIN)/python -m pytest tests/parts/image/test_vulkan.py
 
 # x86-64 compiles for arm64, and qemu runs everything else
-image-arm64-test: $(TEST_INSTALLED)
+image-arm64-test: $(DEV_INSTALLED)
 	@mkdir -p "$${CCACHE_DIR:-$$HOME/.cache/ccache}"
 	BUILD_IMAGE_FLAGS="$$BUILD_IMAGE_FLAGS --volume $${CCACHE_DIR:-$$HOME/.cache/ccache}:/root/.cache/ccache \
 	    --build-arg TARGETARCH=arm64 --build-arg BASE=amd64/debian:trixie-slim \
 	    --build-arg RUNTIME=arm64v8/debian:trixie-slim" \
-	    tests/image/build_image.sh . docker/Dockerfile $(IMAGE)-arm64 \
-	    $(BIN)/python -m pytest tests/image/arm64_suite.py
+	    tests/parts/image/build_image.sh . docker/Dockerfile $(IMAGE)-arm64 \
+	    $(BIN)/python -m pytest tests/parts/image/test_arm64.py
 
 # buildah only makes the substitute for the base image; docker builds the image, and its engine keeps the layers
-docker-test: $(TEST_INSTALLED)
-	BUILD_IMAGE_STANDINS=1 tests/image/build_image.sh . docker/Dockerfile $(IMAGE) \
-	    $(BIN)/python -m pytest tests/image/engine_suite.py
+docker-test: $(DEV_INSTALLED)
+	BUILD_IMAGE_STANDINS=1 tests/parts/image/build_image.sh . docker/Dockerfile $(IMAGE) \
+	    $(BIN)/python -m pytest tests/parts/image/test_engine.py
 
-load: native $(TEST_INSTALLED)
+load: native $(DEV_INSTALLED)
 	$(BIN)/python -m tests.load --minutes $(LOAD_MINUTES) $(if $(LIVE),--live)
 
-mutate: $(TEST_INSTALLED)
+mutate: $(DEV_INSTALLED)
 	$(BIN)/python -m tools.mutate --count $(MUTANTS) --seed $(SEED) --at-least $(AT_LEAST) $(if $(NEAR),--near) \
 	    $(if $(NATIVE),--native)
 
 # without its dependencies, which its rules for lines do not need
-mutate-native: native $(TEST_INSTALLED)
+mutate-native: native $(DEV_INSTALLED)
 	$(BIN)/python -m pip install --quiet --no-deps "universalmutator~=1.14"
 	$(BIN)/python -m tests.programs.mutate_native --seed $(SEED) --count $(MUTANTS)
 
 fuzz: $(FUZZ_INSTALLED)
 	$(BIN)/python -m tests.fuzz
 
-pictures: native $(TEST_INSTALLED) ui-kit
+pictures: native $(DEV_INSTALLED) ui-kit
 	$(BIN)/python -m tests.programs.pictures
 
-quantization: native $(TEST_INSTALLED)
+quantization: native $(DEV_INSTALLED)
 	$(BIN)/python -m tools.quantization_page
 
-bench: native $(TEST_INSTALLED)
+bench: native $(DEV_INSTALLED)
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.overhead --devices
 	$(BIN)/python -m benchmarks.convert
@@ -239,8 +222,16 @@ bench: native $(TEST_INSTALLED)
 ui-kit: $(UI_INSTALLED)
 
 $(UI_INSTALLED): tests/ui/package.json
-	@cd tests/ui && npm install --no-package-lock --no-audit --no-fund --silent && touch ../../$@ || { \
-	    echo "npm cannot install the dependencies of the UI tests; they will be skipped" >&2; [ -z "$$CI" ]; }
+	@cd tests/ui && npm install --no-package-lock --no-audit --no-fund --silent && touch ../../$@
+
+# of `make test-all`: environments of their own
+cuda-compiler: $(CUDA_INSTALLED)
+
+macos-compiler: $(MACOS_INSTALLED)
+
+peers: $(PEERS_INSTALLED) ui-kit
+	$(PEERS)/bin/instr build
+	$(PEERS)/bin/python -m pytest -n 2 --dist loadfile tests/parts/peers --durations=0 --durations-min=5
 
 # takes a second after the first build, which is cached
 native: $(INSTALLED)
@@ -258,10 +249,15 @@ $(TEST_INSTALLED): pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet -e ".[test]"
 	@touch $@ $(INSTALLED) $(VIEW_INSTALLED)
 
+$(DEV_INSTALLED): pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $@ $(INSTALLED) $(VIEW_INSTALLED) $(TEST_INSTALLED)
+
 $(FUZZ_INSTALLED): $(TEST_INSTALLED)
 	$(BIN)/python -m pip install --quiet atheris
 	@touch $@
 
+# has its own environment, because PyTorch is a hundred times as large as the others
 $(PEERS_INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet -e ".[peers]"

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from benchmarks.harness import INSTR, own_bytes, sampled, scratch
-from tests.peers.peer_models import PIECES, add_sentencepiece
+from tests.parts.peers.peer_models import PIECES, add_sentencepiece
 
 SHAPE = {
     "vocab_size": 32000,

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.model.file import demo_model as find_demo_model
 from tests.kit import sdist_kit, tiny_models
 from tests.kit.nursery import Nursery, start_nursery
-from tests.kit.patches_kit import World, make_world, need_git
 
 ROOT = Path(__file__).parent.parent
 
@@ -143,22 +141,6 @@ def start_run(
         [sys.executable, "-m", "llamacpp_instr", "run", *map(str, args)],
         cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def shared_world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A tiny patch set and its editable tree, for tests that do not change them."""
-    need_git()
-    return make_world(tmp_path_factory.mktemp("world"))
-
-
-@pytest.fixture
-def world(shared_world: World, tmp_path: Path) -> World:
-    """Like `shared_world`, for one test alone."""
-    shutil.copytree(shared_world.patches, tmp_path / "patches")
-    own = World(shared_world.sdist, tmp_path / "patches", tmp_path / "tree")
-    own.edit()
-    return own
 
 
 def log_parts(log: Path) -> list[Path]:

@@ -21,7 +21,6 @@ from llamacpp_instr.converters.analyses.stats import compute_stats
 from llamacpp_instr.converters.analyses.summary import compute_summary
 from llamacpp_instr.converters.analyses.tree import build_tree
 from llamacpp_instr.converters.exports.chrome import write_chrome
-from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.requests import find_requests
@@ -31,10 +30,8 @@ from llamacpp_instr.log.steps import ON_DEVICES, Account, counted_steps, device_
 from llamacpp_instr.report.tree import leaves
 from tests.kit.computes import one_by_one
 from tests.kit.in_process import titled
-from tests.kit.perfetto_queries import counters
 from tests.kit.perfetto_truth import result_times
 from tests.kit.reports import rows
-from tests.kit.trace_processor import ask, needs_node
 
 LOG = Path(__file__).parent.parent / "fixtures" / "vulkan.log.gz"
 MIXED = LOG.with_name("vulkan-mixed.log.gz")
@@ -115,22 +112,6 @@ def test_the_counters_of_traces_are_those_of_the_clock() -> None:
     assert [value for value in values if value] == pytest.approx(steps, rel=CLOSE)
     achieved = [e for e in events if e["name"].startswith("achieved")]
     assert achieved == [], "no log times what the device computed"
-
-
-@needs_node
-@pytest.mark.native
-def test_the_counters_of_perfetto_are_those_of_the_clock(tmp_path: Path) -> None:
-    _, steps = _clock()
-    trace = tmp_path / "vulkan.pftrace"
-    with trace.open("wb") as file:
-        write_perfetto(read_events(LOG), file, Options())
-    rates, achieved = ask(
-        trace,
-        counters("c.value", "t.name = 'tokens/s' and c.value <> 0 order by c.ts"),
-        counters("count(*)", "t.name glob 'achieved*'"),
-    )
-    assert [rate for (rate,) in rates] == pytest.approx(steps, rel=CLOSE)
-    assert achieved == [[0]]
 
 
 def test_waiting_for_a_device_is_not_waiting_for_threads() -> None:

@@ -16,14 +16,10 @@ import pytest
 from matplotlib.figure import Figure
 
 import llamacpp_instr
-from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.converters.exports.tables import load_tables
-from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.report.report import shown
 from tests.kit.in_process import titled
-from tests.kit.perfetto_queries import NAME, OP, arg, slices
 from tests.kit.reported import Reported, Row
-from tests.kit.trace_processor import ask, needs_node
 
 
 class PageTables(HTMLParser):
@@ -81,7 +77,6 @@ def check_page(page: PageTables, reports: Iterable[dict[str, Any]]) -> None:
 
 
 pytestmark = pytest.mark.native
-
 RUNS, TOKENS = 4, 12  # the first run is warm-up; 3 times 11 decodes, an odd number, count
 
 
@@ -412,44 +407,3 @@ def test_the_exports_for_pytorch_and_for_kernel_writers(
     found = json.loads(session.log.with_name("dataset").joinpath("occurrences.json").read_bytes())
     every = [*found["workloads"], *found["without_definition"]]
     assert sum(of["ns"] for of in every) == sum(spent.values())
-
-
-@needs_node
-def test_the_trace(session: Reported, counted: set[int], summary: dict[str, list[Row]]) -> None:
-    trace = session.log.with_suffix(".pftrace")
-    with trace.open("wb") as file:
-        write_perfetto(read_events(session.log), file, Options())
-    numbers = ", ".join(map(str, counted))
-    inside = (
-        f"exists (select 1 from slice b where b.category = 'step' and b.ts <= s.ts"
-        f" and s.ts < b.ts + b.dur and {arg('step', 'b')} in ({numbers}))"
-    )
-    steps, ops, layers = ask(
-        trace,
-        slices("s.name, s.dur", f"s.category = 'step' and {arg('step')} in ({numbers})"),
-        slices(
-            f"{NAME}, sum(s.dur), count(*), sum({arg('flops')}), sum({arg('bytes')})",
-            f"{OP} and {inside}",
-        )
-        + " group by 1",
-        slices("sum(s.dur)", f"s.name glob 'layer [0-9]*' and {inside}"),
-    )
-    for row in summary["Speed"]:
-        durations = [dur for name, dur in steps if name == row["Phase"]]
-        assert (len(durations), sum(durations)) == (row["steps"], row["time"])
-        if row["Phase"] == "decode":
-            assert row["tokens/s median"] == pytest.approx(
-                float(np.median(1e9 / np.array(durations)))
-            )
-    spent = summed((row["Op"].partition(" ")[0], row["time"]) for row in summary["Top ops"])
-    calls = summed((row["Op"].partition(" ")[0], row["calls"]) for row in summary["Top ops"])
-    assert {name: (ns, n) for name, ns, n, _, _ in ops} == {
-        name: (spent[name], calls[name]) for name in spent
-    }
-    table = load_tables(session.log).ops
-    table = table[table.step.isin(counted)].groupby("op", observed=True)[["flops", "bytes"]].sum()
-    assert {name: (n_flops or 0, n_bytes or 0) for name, _, _, n_flops, n_bytes in ops} == {
-        name: (row.flops, row.bytes) for name, row in table.iterrows()
-    }
-    of_layers = [row for row in summary["Layers"] if row["Layer"] >= 0]
-    assert layers == [[sum(row["prefill"] + row["decode"] for row in of_layers)]]

@@ -15,29 +15,11 @@ import pytest
 from llamacpp_instr.base import processes
 from tests.kit.native_kit import ROOT
 
-MIB = 1 << 20
-
 
 def python(code: str, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, text=True, stdout=subprocess.PIPE, **options
     )  # type: ignore[call-overload, no-any-return]
-
-
-@pytest.mark.native
-@pytest.mark.parametrize(("taken", "status"), [(64, 0), (512, processes.OUT_OF_MEMORY)])
-def test_a_process_that_writes_to_too_much_memory_ends(taken: int, status: int) -> None:
-    code = f"""if True:
-        import resource, time
-        from llamacpp_instr.base.processes import _most_resident, _watched_memory
-        # Linux counts what the process had before it became this program
-        now = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
-        before = max(_most_resident() - now, 0)
-        with _watched_memory({256 * MIB}):
-            kept = bytearray(b"x") * ({taken * MIB} + before)
-            time.sleep(0 if {taken} < 256 else 600)
-    """
-    assert python(code).wait(300) == status
 
 
 @pytest.mark.native
@@ -131,8 +113,6 @@ def test_exec_without_sigtimedwait(how: str, tmp_path: Path) -> None:
     assert b"seen 1\r\n" in seen
     assert os.waitstatus_to_exitcode(status) == 7
 
-
-# --- libraries ---
 
 # of a llama.cpp that CMake installed on a Mac
 LIBRARIES = """\

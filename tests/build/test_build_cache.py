@@ -20,7 +20,6 @@ from tests.conftest import use_index
 from tests.kit import sdist_kit as kit
 
 pytestmark = pytest.mark.native
-
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
@@ -90,14 +89,6 @@ def test_a_cache_that_others_can_write_is_refused(
     assert build.build_wheel(stream=io.StringIO()) == wheel
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-@pytest.mark.usefixtures("wheel")
-def test_a_cache_of_another_user_is_refused(tmp_path: Path) -> None:
-    os.chown(tmp_path / "cache" / "wheels", 12345, -1)
-    with pytest.raises(BuildError, match="wheels belongs to another user"):
-        build.build_wheel(stream=io.StringIO())
-
-
 @pytest.mark.usefixtures("index")
 def test_a_cache_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
     before = os.umask(0)
@@ -108,31 +99,6 @@ def test_a_cache_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
         os.umask(before)
     for path in (tmp_path / "cache", *(tmp_path / "cache").iterdir()):
         assert path.stat().st_mode & 0o777 == 0o700, path
-
-
-def test_what_a_build_fetches_is_pinned(
-    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pinned one of two versions on the index is used, even if a folder's name has a space, and
-    the user's own constraints apply as well."""
-    for version in ("1.0", "2.0"):
-        for name in ("tool", "other"):
-            kit.make_wheel(index, name, version)
-    pyproject = kit.FILES["pyproject.toml"].replace("requires = []", 'requires = ["tool", "other"]')
-    backend = kit.FILES["backend.py"].replace(
-        "def build_wheel(",
-        "import tool, other\nprint(tool.VERSION, other.VERSION)\ndef build_wheel(",
-    )
-    sdist = kit.make_sdist(index, {"pyproject.toml": pyproject, "backend.py": backend})
-    (tmp_path / "a folder").mkdir()
-    patches = kit.make_patches(tmp_path / "a folder", sdist)
-    monkeypatch.setattr(build, "patches_dir", lambda: patches)
-    (patches / "build-constraints.txt").write_text("tool==1.0\n")
-    (tmp_path / "user.txt").write_text("other==1.0\n")
-    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "user.txt"))
-    build.build_wheel(stream=io.StringIO())
-    log = next((tmp_path / "cache" / "logs").glob("build-*.log")).read_text()
-    assert "1.0 1.0\n" in log
 
 
 def test_everything_that_a_build_fetches_has_a_pin() -> None:

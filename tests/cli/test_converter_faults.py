@@ -3,29 +3,20 @@ complete new one remains, never a part."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import random
-import shutil
-import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.kit.nursery import Nursery
 from tests.kit.programs import in_namespace
 from tests.kit.rpc_logs import Server, made_logs
 
 pytestmark = pytest.mark.native
-
 TESTS = Path(__file__).parent.parent
 LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 TENSOR = "blk.1.q4_k.weight"
-
 COMMANDS = {
     "trace": f"to-perfetto {LOG} -o output",
     "trace, gzip": f"to-perfetto {LOG} --gzip -o output",
@@ -47,9 +38,6 @@ COMMANDS = {
     "quality": f"quality {MODEL} {MODEL} --only weights --html -o output",
     "merge": "merge RPC_LOGS -o output",
 }
-KILLS = 8
-"""per command, alternating between the signals"""
-SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 
 
 def words_of(name: str, folder: Path) -> list[str]:
@@ -59,69 +47,6 @@ def words_of(name: str, folder: Path) -> list[str]:
         logs = made_logs(1, [Server("10.0.0.2", 0)]).write(folder)
         command = command.replace("RPC_LOGS", " ".join(map(str, logs)))
     return command.split()
-
-
-def content(path: Path) -> dict[str, bytes] | None:
-    """The content at a path: of a file, of a directory's files, or None."""
-    if path.is_dir():
-        return {entry.name: entry.read_bytes() for entry in path.iterdir()}
-    return {"": path.read_bytes()} if path.exists() else None
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_converter_leaves_what_was_there_or_all_of_the_new(
-    name: str, nursery: Nursery, tmp_path: Path
-) -> None:
-    command, rng = [*words_of(name, tmp_path), "--force"], random.Random(name)
-    output = tmp_path / command[command.index("-o") + 1]
-    started = time.monotonic()
-    nursery.start(command, tmp_path)
-    assert nursery.status() == 0, (tmp_path / "printed").read_text()
-    took, whole = time.monotonic() - started, content(output)
-    assert whole
-    before: dict[str, bytes] | None = whole
-    for number in range(KILLS):
-        if number % 2:
-            # the first of two kills finds no output, the second that of an earlier command
-            before = dict.fromkeys(whole, b"earlier")
-            _put(output, before)
-        else:
-            _remove(output)
-            before = None
-        how = SIGNALS[number % len(SIGNALS)]
-        pid = nursery.start(command, tmp_path)
-        time.sleep(rng.uniform(0, 1.2 * took))
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, how)
-        status = nursery.status()
-        left = content(output)
-        # two directories cannot be exchanged atomically: for a moment none may exist
-        assert left in (before, whole) or (left is None and how == signal.SIGKILL)
-        assert status in (0, 130, -how, 128 + how), (tmp_path / "printed").read_text()
-        if status == 0:
-            assert left == whole
-        hidden = [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
-        # only SIGKILL may leave a part behind, with a temporary name
-        assert how == signal.SIGKILL or not hidden, (how, hidden)
-        for entry in hidden:
-            _remove(entry)
-
-
-def _put(output: Path, files: dict[str, bytes]) -> None:
-    _remove(output)
-    if list(files) == [""]:
-        output.write_bytes(files[""])
-        return
-    output.mkdir()
-    for name, data in files.items():
-        (output / name).write_bytes(data)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:

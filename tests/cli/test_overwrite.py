@@ -160,7 +160,7 @@ READ_ONLY = {
 NO_INPUT = {("probe", "--output")}
 """commands that read no file; this one takes a minute"""
 PEERS = {("import", "--output")}
-"""needs PyTorch; tests/peers runs it"""
+"""needs PyTorch; tests/parts/peers runs it"""
 NO_FILE = {
     "A,B,...", "ADDRESS", "ARGS", "A[-B]", "BITS", "COLUMN", "DATASET", "HOST:PORT,…",
     "KEY=PATTERN", "KEY[,KEY]", "N", "N,...", "NAME", "NAME,…", "OP,…", "PATTERN",

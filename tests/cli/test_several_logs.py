@@ -20,7 +20,6 @@ from tests.kit.in_process import instr_here, json_reports, printed
 from tests.kit.made_log import make_log
 from tests.kit.split_log import split_log
 from tests.kit.steady_log import write
-from tests.kit.trace_processor import check, needs_node
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -77,19 +76,6 @@ def test_a_trace_has_the_tracks_of_every_session(logs: list[str], tmp_path: Path
     assert f"session, {other}" in names.values()
     assert f"session, {first}" in names.values()
     assert n_slices == slices(first, second)[1] + slices(other)[1]
-
-
-@needs_node
-@pytest.mark.native
-def test_a_trace_of_several_sessions_is_one_for_perfetto(logs: list[str], tmp_path: Path) -> None:
-    second, other, first = logs
-    traces = {"all": logs, "joined": [first, second], "other": [other]}
-    for name, chosen in traces.items():
-        printed("to-perfetto", *chosen, "--flows", "-o", tmp_path / name)
-    found = dict(zip(traces, check(*(tmp_path / name for name in traces)), strict=True))
-    assert all(of["problems"] == [] for of in found.values())
-    for what in ("slices", "flows", "counter_samples", "tracks"):
-        assert found["all"][what] == found["joined"][what] + found["other"][what], what
 
 
 def test_a_chrome_trace_has_the_processes_of_every_session(logs: list[str], tmp_path: Path) -> None:

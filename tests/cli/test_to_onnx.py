@@ -7,12 +7,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import netron
 import onnx
 import pytest
 
 from llamacpp_instr.llama.engine import ContextOptions, ModelContext
-from tests.kit import ui_kit
 from tests.kit.debugger_kit import last_logits, opened
 from tests.kit.in_process import instr_here, json_reports, printed, refusal
 from tests.kit.native_kit import DEMO, ROOT
@@ -20,7 +18,6 @@ from tests.kit.quantized_kit import quantized_demo
 from tests.kit.reports import Row
 
 pytestmark = pytest.mark.native
-
 VERBOSE = ROOT / "tests" / "fixtures" / "demo-verbose.log"
 
 
@@ -63,24 +60,6 @@ def test_a_graph_is_whole_and_says_what_each_operator_is(tmp_path: Path) -> None
     assert {of.key: of.value for of in query.metadata_props} == {
         "op": "MUL_MAT", "layer": "1", "block": "attention",
     }  # fmt: skip
-
-
-def test_netron_shows_the_graph(tmp_path: Path) -> None:
-    ui_kit.need_ui()
-    out = tmp_path / "graph.onnx"
-    printed("to-onnx", "demo", "-o", out, "--no-weights")
-    graph = onnx.load(out).graph
-    address = "http://{}:{}".format(*netron.start(str(out), ("127.0.0.1", 0), browse=False))
-    try:
-        seen = ui_kit.run_script("netron.mjs", address=address)
-    finally:
-        netron.stop()
-    returned = {of.name for of in graph.output}
-    weights = {of.name for of in graph.input if "weight" in of.name}
-    shown = len(graph.node) + len(graph.input) + len(graph.output)
-    assert returned
-    assert weights
-    assert seen == {"operators": shown, "title": str(out)}
 
 
 def test_without_weights_the_graph_of_a_log_needs_no_model(tmp_path: Path) -> None:

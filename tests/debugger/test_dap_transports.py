@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -18,7 +17,6 @@ from llamacpp_instr.recording.session import shortcoming
 from tests.conftest import Instr
 from tests.kit import dap_kit
 from tests.kit.dap_kit import Client, Refused, is_whole, launch, piped, served
-from tests.kit.programs import run_python
 
 pytestmark = pytest.mark.native
 
@@ -171,9 +169,6 @@ def test_a_client_that_does_not_read_does_not_hold_the_run(tmp_path: Path) -> No
     assert is_whole(log)
 
 
-# --- TCP ---
-
-
 def test_a_client_of_a_port_that_does_not_read_leaves_it_to_the_next(tmp_path: Path) -> None:
     with served(tmp_path) as port, socket.create_connection(("127.0.0.1", port)) as connection:
         connection.settimeout(dap_kit.WAIT)
@@ -211,16 +206,6 @@ def test_a_port_serves_one_client_after_the_other_and_no_browser(tmp_path: Path)
                 launch(client, stopOnEntry=True, log=log)
                 client.request("disconnect")
             assert is_whole(tmp_path / log)
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs another user")
-def test_other_users_of_the_machine_are_refused(tmp_path: Path) -> None:
-    connect = (
-        "import encodings.idna, os, socket, sys; os.setuid(65534);"
-        "print(socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1))"
-    )
-    with served(tmp_path) as port:
-        assert run_python(connect, port, check=True).stdout == "b''\n"
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:

@@ -26,10 +26,8 @@ from llamacpp_instr.log.graph.timeline import Lanes, Selection
 from llamacpp_instr.log.reader import read_events as read_log
 from tests.conftest import Instr, read_events
 from tests.kit.made_log import encode, make_log
-from tests.kit.perfetto_queries import NAME
 from tests.kit.perfetto_truth import Truth, truth
 from tests.kit.strategies import logs, unclosed_logs
-from tests.kit.trace_processor import ask, check, needs_node
 
 Record = dict[str, Any]
 
@@ -112,9 +110,6 @@ def assert_says(events: list[Record], wanted: Truth) -> None:
     assert sampled == Counter(row[:3] for row in wanted.rows["tokens"])
     used = sorted((e["ts"], e["args"]["value"]) for e in events if e["name"] == "KV cells")
     assert used == sorted(wanted.rows["kv"])
-
-
-# --- any log ---
 
 
 @given(events=logs())
@@ -215,9 +210,6 @@ def test_a_log_that_lacks_an_event_is_one_line_or_leaves_events_out(
     assert write_chrome(read_log(path), io.BytesIO(), Options(lenient=True)) > 0
 
 
-# --- a real one ---
-
-
 @pytest.fixture(scope="module", params=s.LEVELS)
 def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chrome") / "session.log"
@@ -227,35 +219,6 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         check=True, capture_output=True,
     )  # fmt: skip
     return path
-
-
-@pytest.mark.native
-@needs_node
-def test_trace_processor_reads_what_is_in_the_log(log: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "session.json"
-    with trace.open("wb") as file:
-        write_chrome(read_log(log), file)
-    (report,) = check(trace)
-    assert report["problems"] == []
-    start = read_events(log, "session_start")[0]["t"]
-    wanted = truth(read_events(log))
-    ops, steps, layers = ask(
-        trace,
-        f"select s.ts, s.dur, {NAME}, extract_arg(s.arg_set_id, 'args.tensor') from slice s"
-        " join thread_track t on t.id = s.track_id join thread using (utid)"
-        " where thread.name = 'layers' and category not in ('layer', 'block')",
-        "select ts, dur, name from slice where category = 'step'",
-        "select ts, dur, name from slice where category = 'layer'",
-    )
-    assert Counter(map(tuple, ops)) == Counter(
-        (begin - start, *rest) for begin, *rest, _ in wanted.rows["ops"]
-    )
-    assert Counter(map(tuple, steps)) == Counter(
-        (begin - start, dur, name) for begin, dur, name, *_ in wanted.rows["steps"]
-    )
-    assert Counter(map(tuple, layers)) == Counter(
-        (begin - start, *rest) for begin, *rest in wanted.rows["layers"]
-    )
 
 
 @pytest.mark.native
@@ -270,9 +233,6 @@ def test_ops_lie_in_blocks_in_layers_and_say_what_they_achieved(log: Path, tmp_p
     for op in [e for e in on_layers if "flops" in e["args"] and e["dur"]]:
         achieved = Decimal(op["args"]["flops"]) / op["dur"]
         assert abs(op["args"]["GFLOP/s"] - achieved) <= Decimal("0.001")
-
-
-# --- the command ---
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from llamacpp_instr.model.types import TYPES
 from tests.exports.test_onnx_graph import return_every_node
 from tests.graph.test_copies import graph_of
 from tests.kit.debugger_kit import opened, prompt_of
-from tests.kit.native_kit import random_model, random_models
 from tests.kit.tiny_models import write_gemma3
 
 Values = dict[int, np.ndarray]
@@ -115,7 +114,6 @@ def nmse(found: np.ndarray, real: np.ndarray) -> float:
 
 
 pytestmark = pytest.mark.native
-
 WITHOUT_MAPPING = {
     "deepseek4-moe": {"DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE"},
     "glm5-next-moe": {"DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE"},
@@ -127,18 +125,6 @@ WITHOUT_MAPPING = {
 TOLERANCE = 5e-4
 """NMSE of a node, as test-backend-ops allows for products; errors of earlier nodes add up"""
 OF_LOGITS = 1e-5
-
-
-def architectures() -> list[str]:
-    return sorted(model.stem for model in random_models().glob("*.gguf"))
-
-
-@pytest.mark.parametrize("part", range(8))
-def test_every_node_of_every_architecture(part: int, tmp_path: Path) -> None:
-    for architecture in architectures()[part::8]:
-        model = random_model(architecture)
-        for computed in compute(model, tmp_path / f"{architecture}.log"):
-            check(architecture, model, computed)
 
 
 @pytest.mark.parametrize("flash_attn", ["on", "off"])

@@ -1,6 +1,6 @@
 """`instr to-torch`: the trace of PyTorch's profiler and the scalars.
 
-tests/peers/torch_suite.py reads both with the tools that they are for."""
+tests/parts/peers/test_torch.py reads both with the tools that they are for."""
 
 from __future__ import annotations
 

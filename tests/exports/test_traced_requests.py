@@ -17,8 +17,8 @@ from llamacpp_instr.log.requests import Request, find_requests
 from llamacpp_instr.log.session import load_session
 from tests.exports import test_chrome as chrome
 from tests.exports.test_perfetto import Back
-from tests.exports.test_perfetto_requests import served
 from tests.kit.made_log import encode
+from tests.kit.served_log import served
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
-"""`instr to-flashinfer`: definitions, workloads and coverage. tests/peers/flashinfer_suite.py loads
-such a data set with flashinfer-bench and runs the references."""
+"""`instr to-flashinfer`: definitions, workloads and coverage.
+
+tests/parts/peers/test_flashinfer.py loads such a data set with flashinfer-bench and runs the
+references.
+"""
 
 from __future__ import annotations
 

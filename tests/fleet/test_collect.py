@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import signal
 import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,7 +16,7 @@ import pytest
 from llamacpp_instr.converters.analyses.stats import compute_stats
 from llamacpp_instr.converters.fleet.collect import collect as collected
 from llamacpp_instr.converters.fleet.collect import find_sources
-from llamacpp_instr.converters.fleet.dataset import RELATIVE_ERROR, bucket_of, known_logs
+from llamacpp_instr.converters.fleet.dataset import RELATIVE_ERROR, bucket_of
 from llamacpp_instr.converters.fleet.queries import ask, open_database
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
@@ -257,34 +254,6 @@ def test_a_full_disk_is_one_line_and_nothing_half_written(tmp_path: Path) -> Non
     assert done.stderr == f"Error: {dataset}: File too large\n"
     assert {path.name for path in dataset.iterdir()} == {"_format", "_lock"}
     assert collect(log, "-o", dataset).returncode == 0
-
-
-@pytest.mark.native
-def test_a_killed_collect_leaves_each_log_whole_or_absent(tmp_path: Path) -> None:
-    folder, dataset = tmp_path / "logs", tmp_path / "fleet"
-    folder.mkdir()
-    for i in range(24):
-        write_log(folder / f"{i}.log", i, repeat=8)
-    command = [sys.executable, "-m", "llamacpp_instr", "collect", str(folder), "-o", str(dataset)]
-    seen = set()
-    for moment in (0, 2, 5, 9, 14):
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        while process.poll() is None and (
-            not dataset.is_dir() or len(list(dataset.glob("logs/*/*/*"))) < moment
-        ):
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        if not (dataset / "_format").is_file():
-            continue
-        check(dataset)
-        seen.add(len(known_logs(dataset)))
-    assert len(seen) > 2, "it was killed in the middle"
-    done = collect(folder, "-o", dataset)
-    assert done.returncode == 0
-    check(dataset)
-    assert len(known_logs(dataset)) == 24
-    assert list(dataset.glob(".*")) == []
 
 
 def check(dataset: Path) -> None:

@@ -9,14 +9,11 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-
-import pytest
 
 from llamacpp_instr.base.system import cache_dir
 from llamacpp_instr.llama.build.wheel import wheel_key
@@ -31,24 +28,6 @@ _NEWER = "VkLayerSettingEXT"
 """a name that llama.cpp needs and Debian 12's headers do not have"""
 
 REGISTERED = Path(__file__).parent / "vulkan_module.cpp"
-
-
-def has_openblas() -> bool:
-    """Whether OpenBLAS is installed. In CI it is needed."""
-    found = any(Path("/usr/include").glob("**/cblas.h"))
-    return found or "CI" in os.environ
-
-
-def has_vulkan() -> bool:
-    """Whether Vulkan's tools and Mesa's device are installed. In CI they are needed."""
-    found = shutil.which("glslc") is not None and LAVAPIPE.is_file()
-    return found or "CI" in os.environ
-
-
-needs_openblas = pytest.mark.skipif(not has_openblas(), reason="libopenblas-dev is not installed")
-needs_vulkan = pytest.mark.skipif(
-    not has_vulkan(), reason="glslc or Mesa's Vulkan drivers are not installed"
-)
 
 
 def compiled_backend(name: str, sources: Sequence[str], *flags: str) -> Path:
@@ -121,9 +100,9 @@ def vulkan_headers() -> list[str]:
 
 @functools.cache
 def wheel_with_backends() -> Path:
-    """The directory of a wheel by `instr build` with Vulkan and, if it is installed, OpenBLAS."""
+    """The directory of a wheel by `instr build` with Vulkan and OpenBLAS."""
     wheels = cache_dir() / "tests" / "wheel_with_backends"
-    backends = ("--backend", "vulkan", *(("--backend", "blas") if has_openblas() else ()))
+    backends = ("--backend", "vulkan", "--backend", "blas")
     arguments = f"--cmake-args={shlex.join(vulkan_headers())}"
     command = [sys.executable, "-m", "llamacpp_instr", "build", *backends, arguments]
     subprocess.run([*command, "--wheel-dir", wheels], check=True)

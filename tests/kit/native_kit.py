@@ -15,7 +15,6 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -360,20 +359,9 @@ def _root(place: Path) -> Path:
 
 
 def build_all() -> None:
-    """What takes minutes to compile. The modules are built beside the libraries, since their last
-    files keep one CPU busy."""
-    from tests.kit.backends import blas_module, has_openblas, has_vulkan, vulkan_module
-    from tests.kit.llama_programs import programs
-
-    with ThreadPoolExecutor() as pool:
-        modules = [
-            *([pool.submit(vulkan_module)] if has_vulkan() else []),
-            *([pool.submit(blas_module)] if has_openblas() else []),
-        ]
-        random_models()
-        programs()
-        for module in modules:
-            module.result()
+    """What takes minutes to compile."""
+    unpatched_library()
+    random_models()
 
 
 if __name__ == "__main__":

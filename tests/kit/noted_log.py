@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from llamacpp_instr.log import schema as s
-from tests.exports.test_perfetto_requests import served
+from tests.kit.served_log import served
 
 STOPS = ("none", "eos", "word", "limit", "done")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -8,8 +8,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from llamacpp_instr.llama.build.source_tree import VENDORED
 from tests.kit import sdist_kit as kit
 from tools.patches.edit import edit
@@ -41,13 +39,6 @@ README = """\
 |---|---|
 | `llama-instrumentation.{c,h}` | ours |
 """
-
-
-def need_git() -> None:
-    """Skip the test if git is missing, except in CI; the build works without git."""
-    if shutil.which("git") is None:
-        assert not os.environ.get("CI"), "git is not installed"
-        pytest.skip("git is not installed")
 
 
 def git(root: Path, *arguments: str, **variables: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pytest
 
 from tests.kit.backends import compiled_backend
 from tests.kit.native_kit import ROOT, compile_program, installed_library, locked, patched_tree
@@ -169,15 +166,6 @@ def client_process(
 #
 # networks
 #
-
-
-def has_networks() -> bool:
-    """Whether this user may make network namespaces. In CI it is needed."""
-    found = os.geteuid() == 0 and shutil.which("ip") is not None and Path("/dev/net/tun").exists()
-    return found or "CI" in os.environ
-
-
-needs_networks = pytest.mark.skipif(not has_networks(), reason="needs root, ip and /dev/net/tun")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ that this one asks about, since its start takes longer than most queries.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from functools import cache
@@ -23,10 +22,6 @@ from llamacpp_instr.report.perfetto_ui import find_ui
 ENGINE = Path(__file__).parent.parent / "ui" / "trace_processor.mjs"
 NODE = shutil.which("node")
 CHUNK = 16 << 20
-
-needs_node = pytest.mark.skipif(
-    NODE is None and not os.environ.get("CI"), reason="node is not installed"
-)
 
 COUNTS = {
     "slices": "count(*) from slice",

@@ -1,13 +1,11 @@
 """The real UI for tests: `instr view`, and Chromium that opens it.
 
-`make test` installs what it needs (node, tests/ui/node_modules, viztracer) except Chromium. Without
-these the tests are skipped; in CI a missing part is a failure.
+`make test-all PARTS=browser` names what they need: node, npm and Chromium.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import select
@@ -62,25 +60,6 @@ class Seen:
     errors: list[str]
     """uncaught exceptions of the page"""
     console: list[str]
-
-
-def need_ui() -> None:
-    """Skip the tests if a part of the UI is not installed; fail in CI."""
-    missing = [what for what, there in _parts().items() if not there]
-    if missing:
-        reason = f"not installed: {', '.join(missing)}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-
-
-def _parts() -> dict[str, bool]:
-    return {
-        "node": shutil.which("node") is not None,
-        "tests/ui/node_modules (make ui-kit)": (KIT / "node_modules").is_dir(),
-        "Chromium": chromium() is not None,
-        "viztracer": importlib.util.find_spec("viztracer") is not None,
-    }
 
 
 def chromium() -> str | None:

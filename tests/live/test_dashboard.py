@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamacpp_instr.converters.live.metrics import metrics_text
 from tests.kit.native_kit import ROOT
-from tests.kit.prometheus import promtool
 from tests.live.server_log import END
 from tests.live.test_slots import state_at
 
@@ -59,17 +57,6 @@ def test_variables_are_labels_that_are_exported(exported: dict[str, set[str]]) -
     for query in variables:
         metric, label = re.findall(r"label_values\((\w+), (\w+)\)", query)[0]
         assert label in exported[metric] | OF_PROMETHEUS
-
-
-@pytest.mark.native
-def test_prometheus_takes_every_query(tmp_path: Path) -> None:
-    rules = [
-        {"record": f"query:{i}", "expr": expression.replace("$__rate_interval", "5m")}
-        for i, expression in enumerate(QUERIES.values())
-    ]
-    path = tmp_path / "rules.json"  # JSON is YAML
-    path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    assert f"{len(rules)} rules found" in promtool("check", "rules", path)
 
 
 def test_panels_do_not_overlap() -> None:

@@ -28,12 +28,10 @@ from tests.kit.mutants import (
 )
 
 pytestmark = pytest.mark.native
-
 TOKENS = vocabulary()
 NAMELESS = [f"[{i}]" for i in range(N)]
 NO_BYTES = [f"[{i}]" if token.startswith("<0x") else token for i, token in enumerate(TOKENS)]
 MERGES = {"merges": texts(["a b", "nonsense", "", " "])}
-
 REFUSED: dict[str, Entries] = {
     "no tokens for bytes": {"tokens": texts(NO_BYTES)},
     "no tokens for bytes, and no types": {"tokens": texts(NO_BYTES), "token_type": b""},
@@ -60,7 +58,6 @@ REFUSED: dict[str, Entries] = {
     "a BOS that is a text": {"bos_token_id": text("a")},
     "add_bos that is a number": {"add_bos_token": number(7)},
 }  # fmt: skip
-
 # llama.cpp repairs these, or tolerates them
 RUN: dict[str, Entries] = {
     "no scores": {"scores": b""},
@@ -106,36 +103,6 @@ def test_a_wrong_vocabulary_is_one_line(instr: Instr, tmp_path: Path, name: str)
 @pytest.mark.parametrize("name", RUN)
 def test_a_strange_vocabulary_runs(instr: Instr, tmp_path: Path, name: str) -> None:
     assert run(instr, write_mutant(tmp_path / "mutant.gguf", RUN[name]))[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        (number(3), ""),
-        (texts(["a"]), "no chat template"),
-        (text(""), "no chat template"),
-        (text("{% for %}"), "cannot be rendered"),
-        (text("{{ a.b.c }}"), "cannot be rendered: 'a' is undefined"),
-        (text("{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}"), "cannot be rendered"),
-        (text("{% if 1 %}" * 3000 + "{% endif %}" * 3000), "cannot be rendered"),
-        (text("{{ raise_exception('no\n way') }}"), "cannot be rendered: no way"),
-        (text("{{ 'a' * 10 ** 10 }}"), "cannot be rendered: MemoryError"),
-        (text("{{ 'a' * 3 * 10 ** 8 }}"), "cannot be rendered: MemoryError"),
-        (text("{{ 'a' * 10 ** 7 }}"), "a prompt of 14 characters into 10,000,000"),
-        (text("{{ '\\ud800' }}"), "cannot be rendered: 'utf-8' codec"),
-        # llama.cpp would take minutes for the tokens
-        (text("{{ '<s>a' * 200000 }}"), "a prompt of 14 characters into 800,000"),
-        # one C call that never ends: no exception could stop it
-        (text("{{ 10 ** (10 ** 10) }}"), "did not end within"),
-    ],
-)
-def test_a_chat_template_has_limits(
-    instr: Instr, tmp_path: Path, template: bytes, words: str
-) -> None:
-    model = write_mutant(tmp_path / "mutant.gguf", {"chat_template": template})
-    status, error = run(instr, model, "--chat")
-    assert status == (2 if words else 0)
-    assert words in error
 
 
 @pytest.mark.parametrize("tensor", ["token_embd.weight", "blk.1.attn_q.weight"])

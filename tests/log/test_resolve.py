@@ -14,10 +14,9 @@ from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.resolve import Resolver
-from tests.kit.log_readers import ALL, READERS, write_coming_and_going
+from tests.kit.log_readers import READERS
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import damaged_logs
-from tests.programs.flat_memory import peak_memory
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 LOGS = [
@@ -78,9 +77,6 @@ def test_an_unknown_context_is_refused_by_all(kind: type[s.Event], tmp_path: Pat
     assert expected in map(str, check_log(path))
 
 
-# --- lifetimes ---
-
-
 def resolver(*kinds: type[s.Event]) -> tuple[Resolver, list[s.Event]]:
     """A resolver that has taken a log's session, models and contexts; and one event of each of
     these kinds."""
@@ -130,35 +126,3 @@ def test_only_the_contexts_that_were_named_last_can_be_named() -> None:
     assert len(refs.contexts) == s.CONTEXTS_KEPT
     assert not refs.graphs
     assert not refs.plans
-
-
-# --- memory ---
-
-
-@pytest.fixture(scope="module")
-def growing(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two logs, the second twice as large."""
-    logs = [tmp_path_factory.mktemp("growing") / name for name in ("small.log", "large.log")]
-    for log, n_bytes in zip(logs, (7 << 19, 7 << 20), strict=True):
-        assert write_coming_and_going(log, n_bytes) > s.CONTEXTS_KEPT
-    return logs
-
-
-@pytest.mark.native
-@pytest.mark.parametrize("reader", ALL)
-def test_memory_is_flat_while_contexts_graphs_and_plans_come_and_go(
-    reader: str, growing: list[Path]
-) -> None:
-    small, large = (peak_memory(reader, log) for log in growing)
-    assert large - small < 3 << 20
-
-
-@pytest.mark.native
-@pytest.mark.parametrize("reader", ["Perfetto", "Chrome"])
-def test_a_request_that_goes_on_keeps_little_of_each_step(reader: str, tmp_path: Path) -> None:
-    peaks = []
-    for n_steps in (6_000, 27_000):
-        log = tmp_path / f"{n_steps}.log"
-        assert write_coming_and_going(log, 1 << 20, n_steps, "minimal") == 1
-        peaks.append(peak_memory(reader, log))
-    assert peaks[1] - peaks[0] < 5 << 19

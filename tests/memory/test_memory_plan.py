@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import subprocess
 import sys
 from itertools import product
@@ -15,8 +13,6 @@ import pytest
 from llamacpp_instr.base.errors import UsageError
 from llamacpp_instr.llama import native
 from llamacpp_instr.llama.engine import (
-    CACHE_TYPES,
-    FLASH_ATTN,
     ContextOptions,
     LoadedModel,
     ModelContext,
@@ -36,17 +32,14 @@ from llamacpp_instr.recording.session import record
 from tests.conftest import read_events
 from tests.kit.gguf_files import split_model
 from tests.kit.mutants import damaged
-from tests.kit.native_kit import DEMO, ROOT, random_model, unpatched_library
+from tests.kit.native_kit import DEMO, ROOT, random_model
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 from tests.kit.sparse_models import write_sparse_llama, write_with_more_rows
 
 pytestmark = pytest.mark.native
-
-MIB = 1 << 20
 SMALL = ContextOptions(ctx=256)
 LARGE = ContextOptions(ctx=4096, cache_type_k="q8_0", cache_type_v="q4_0", flash_attn="on")
 PLAIN = ContextOptions(ctx=256, batch=256, ubatch=64, flash_attn="off")
-
 GRID = [
     ContextOptions(ctx, batch, ubatch, 2, cache_type_k, cache_type_v, flash_attn)
     for ctx, (batch, ubatch), (cache_type_k, cache_type_v), flash_attn in product(
@@ -99,17 +92,6 @@ def test_every_file_type_of_the_demo_model(file_type: str) -> None:
         assert planned_uses(plan) == held(model.path, options, mmap)
 
 
-def test_a_quantized_type_is_repacked_and_its_bytes_stay_mapped() -> None:
-    model = load_model_file(quantized_demo("Q4_0"))
-    plan = dry_run(model, SMALL, True)
-    repacked = plan.of("weights", "CPU_REPACK")
-    if not repacked:
-        pytest.skip("this processor's library repacks nothing")
-    assert plan.of_kind("weights") > model.n_bytes, "bytes between in the file are mapped too"
-    assert plan.buffers_of()["blk.0.ffn_up.weight"] == ["CPU_REPACK"]
-    assert plan.buffers_of()["blk.0.ffn_norm.weight"] == ["CPU_Mapped"]
-
-
 @pytest.mark.parametrize("file_type", ["F16", "Q4_K_M"])
 def test_every_setting_of_a_context(file_type: str) -> None:
     model = load_model_file(quantized_demo(file_type))
@@ -158,60 +140,6 @@ def test_a_tensor_that_is_read_on_demand_has_a_mapping_of_its_own(tmp_path: Path
     assert planned_uses(plan) == held(path, SMALL)
 
 
-# --- against the log of the unpatched library, which has MiB with two decimals ---
-
-QUANTIZED_TRUTH = ["Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "IQ4_XS", "IQ4_NL"]
-
-
-@pytest.fixture(scope="module")
-def truth() -> list[tuple[Path, ContextOptions, dict[str, dict[str, float]]]]:
-    jobs = [
-        *((DEMO, options) for options in GRID[::17]),
-        *((random_model(name), SMALL) for name in ARCHITECTURES),
-        *((quantized_demo(t), LARGE) for t in QUANTIZED_TRUTH),
-    ]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "kit" / "memory_truth.py")],
-        input=json.dumps([[str(path), as_params(options)] for path, options in jobs]),
-        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(unpatched_library())},
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    answers = json.loads(done.stdout)
-    return [(*job, answer) for job, answer in zip(jobs, answers, strict=True)]
-
-
-def as_params(options: ContextOptions) -> dict[str, int]:
-    """The fields of `llama_context_params`."""
-    return {
-        "n_ctx": options.ctx or 0,
-        "n_batch": options.batch or 2048,
-        "n_ubatch": options.ubatch or 512,
-        "type_k": CACHE_TYPES[options.cache_type_k],
-        "type_v": CACHE_TYPES[options.cache_type_v],
-        "flash_attn_type": FLASH_ATTN[options.flash_attn],
-    }
-
-
-def test_the_unpatched_library_logs_the_same_sizes(
-    truth: list[tuple[Path, ContextOptions, dict[str, dict[str, float]]]],
-) -> None:
-    kinds = set()
-    for path, options, logged in truth:
-        assert logged, path
-        plan = dry_run(load_model_file(path), options, True)
-        real = {(k, b): mib for k, buffers in logged.items() for b, mib in buffers.items()}
-        planned = {use: n / MIB for use, n in planned_uses(plan).items()}
-        kinds |= set(planned)
-        for use in set(real) | set(planned):
-            # each figure of a line is rounded to 0.01 MiB
-            rounding = 0.03
-            assert real.get(use, 0) == pytest.approx(planned.get(use, 0), abs=rounding), (path, use)
-    assert {("weights", "CPU_Mapped"), ("cache", "CPU"), ("compute", "CPU")} <= kinds
-
-
-# --- a recorded session ---
-
-
 def test_a_recorded_context_is_predicted_again(tmp_path: Path) -> None:
     model = load_model_file(random_model("gemma3-dense"))
     options = ContextOptions(1024, 128, 32, 2, "q8_0", "f16", "on")
@@ -240,9 +168,6 @@ def test_a_session_that_is_being_recorded_hears_nothing_of_it(tmp_path: Path) ->
     }
 
 
-# --- the weights are not read ---
-
-
 def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
     """The prediction takes as much memory as for a small model."""
     path = write_sparse_llama(tmp_path / "large.gguf", layers=44, width=4096, feed_forward=22016)
@@ -267,9 +192,6 @@ def test_a_file_of_twenty_gigabytes_costs_no_memory(tmp_path: Path) -> None:
     # keys and values of two bytes, of all layers
     assert cache == 131072 * 2 * 2 * 4096 * 44
     assert grown < 100e6, f"{grown:,} bytes"
-
-
-# --- wrong input ---
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from llamacpp_instr.model.hyper_parameters import check_hyper_parameters
 from tests.conftest import Instr, assert_refused
 from tests.kit.gguf_files import save
 from tests.kit.mutants import damaged
-from tests.kit.native_kit import DEMO, random_model, random_models
+from tests.kit.native_kit import DEMO, random_model
 
 pytestmark = pytest.mark.native
 
@@ -61,13 +61,6 @@ def test_nothing_is_rotated_only_with_latent_attention(tmp_path: Path, key: str)
     for name, value in ((key, 0), ("attention.key_length_mla", 192)):
         path = damaged(path, tmp_path / f"{name}.gguf", f"gemma3.{name}", value)
     with pytest.raises(UsageError, match=rf"gemma3\.{key} is 0, not more than 0"):
-        check_hyper_parameters(path, read_header(path))
-
-
-def test_every_architecture_that_upstream_writes_passes() -> None:
-    paths = sorted(random_models().glob("*.gguf"))
-    assert len(paths) > 100
-    for path in paths:
         check_hyper_parameters(path, read_header(path))
 
 

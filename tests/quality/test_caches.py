@@ -4,7 +4,6 @@ the same upstream, and what stands beside them."""
 from __future__ import annotations
 
 import functools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ from llamacpp_instr.lab.quality.divergence import CacheTypes, Outputs, Scores, r
 from llamacpp_instr.lab.quality.logits import OutputOptions, _doubling, compare_outputs
 from llamacpp_instr.model.file import load_model_file
 from tests.conftest import Instr, assert_refused
-from tests.kit.in_process import titled
 from tests.kit.native_kit import DEMO, random_model
-from tests.quality import test_quality
-from tests.quality.test_quality import CHUNKS, base, text
+from tests.kit.quality_kit import CHUNKS, text
 
-__all__ = ["base", "text"]  # fixtures
-
+__all__ = ["text"]  # a fixture
 CACHES = tuple(
     CacheTypes(*of)
     for of in (("q8_0", "q8_0"), ("q4_0", "q4_0"), ("f16", "q5_1"), ("iq4_nl", "f16"))
@@ -55,51 +51,6 @@ def measured(text: str) -> tuple[Outputs, list[Any]]:
         outputs = compare_outputs(files, text, options, caches=[CacheTypes(), *CACHES])
     # the halves of each chunk alternate; the last prediction of a chunk has no next token
     return outputs, [np.concatenate([rows[:N_SCORED] for rows in of[1::2]]) for of in Kept.every]
-
-
-def theirs(types: CacheTypes, stored: Path) -> dict[str, tuple[float, float]]:
-    """llama-perplexity's figures with this cache."""
-    return test_quality.divergence(DEMO, stored, "-fa", "on", "-ctk", types.k, "-ctv", types.v)
-
-
-def base_of(stored: Path, n_vocab: int) -> Any:
-    """(tokens scored, vocabulary): ln p of the reference as llama-perplexity stores it, in 16 bits
-    after a float32 each for their scale and the least (`log_softmax` of tools/perplexity)."""
-    data = stored.read_bytes()
-    begin = 8 + 3 * 4 + CHUNKS * CTX * 4  # "_logits_", three numbers, and the tokens
-    rows = np.frombuffer(data, np.uint16, offset=begin).reshape(CHUNKS * N_SCORED, n_vocab + 4)
-    scale, least = np.ascontiguousarray(rows[:, :4]).view(np.float32).T[..., None]
-    return scale * rows[:, 4:].astype(np.float32) + least
-
-
-@pytest.mark.native
-@pytest.mark.parametrize("types", CACHES, ids=lambda of: of.name)
-def test_figures_equal_those_of_llama_perplexity_in_all_digits(
-    text: Path, base: tuple[Path, str], types: CacheTypes
-) -> None:
-    """Its KL divergence is that from the reference's rounded probabilities, without those below
-    e^-16, so it is computed here once more from these."""
-    outputs, every = measured(text.read_text().rstrip())
-    number = 1 + CACHES.index(types)
-    its, printed = outputs.divergences[number - 1], theirs(types, base[0])
-    assert (round(its.perplexity.value, 4), round(its.perplexity.error, 4)) == tuple(
-        round(value, 4) for value in printed["Mean PPL(Q)"]
-    )
-    percent = 100 * its.same_top.value, 100 * its.same_top.error
-    assert tuple(round(value, 3) for value in percent) == printed["Same top p"]
-
-    ln_q = every[number].astype(np.float64)
-    ln_q -= np.log(np.exp(ln_q).sum(axis=1, keepdims=True))
-    ln_p = base_of(base[0], ln_q.shape[1])
-    kl = np.where(ln_p > -16, np.exp(ln_p) * (ln_p - ln_q), 0).sum(axis=1)
-    error = kl.std() / math.sqrt(len(kl) - 1)
-    assert (f"{kl.mean():.6f}", f"{error:.6f}") == tuple(
-        f"{value:.6f}" for value in printed["Mean KLD"]
-    )
-    assert its.kl.value == pytest.approx(kl.mean(), rel=0.01, abs=1e-5)
-
-
-# --- what stands beside them ---
 
 
 def test_every_type_of_k_is_combined_with_every_type_of_v() -> None:
@@ -142,17 +93,6 @@ def test_positions_of_all_chunks_are_chosen() -> None:
 
 
 @pytest.mark.native
-def test_the_last_range_is_what_the_other_figures_are_about(text: Path) -> None:
-    outputs, _ = measured(text.read_text().rstrip())
-    *before, last = outputs.by_position
-    assert (last.perplexity, last.divergences) == (outputs.perplexity, outputs.divergences)
-    assert [(at.first, at.last) for at in before] == [(1, 32), (33, 64), (65, 128), (129, 256)]
-    assert [at.n_scored for at in outputs.by_position] == [
-        CHUNKS * n for n in (32, 32, 64, 128, 255)
-    ]
-
-
-@pytest.mark.native
 def test_the_memory_is_that_of_the_cache(text: Path) -> None:
     """Of 4 layers with 2 heads of 64 each; a block of 32 values has 34, 18, 24 and 18 bytes."""
     outputs, _ = measured(text.read_text().rstrip())
@@ -163,32 +103,6 @@ def test_the_memory_is_that_of_the_cache(text: Path) -> None:
     ]
     assert all(min(ns) > 0 for cache in outputs.caches for ns in cache.rounds)
     assert {len(cache.rounds) for cache in outputs.caches} == {ROUNDS}
-
-
-@pytest.mark.native
-def test_reports_of_caches_and_of_models_with_them(instr: Instr, tmp_path: Path) -> None:
-    """Two names of the demo model are two models."""
-    (tmp_path / "other.gguf").write_bytes(DEMO.read_bytes())
-    small = ("--ctx", 64, "--chunks", 1, "--threads", 1, "--cache-type-v", "f16,q8_0")
-    done = instr("quality", "demo", *small, "--json")
-    assert done.returncode == 0, done.stderr
-    reports = {report["id"]: report for report in titled(json.loads(done.stdout))}
-    plain, q8_0 = reports["caches"]["rows"]
-    assert (plain["cache"], q8_0["cache"]) == ("f16", "K f16, V q8_0")
-    assert q8_0["of f16"] == q8_0["memory"] / plain["memory"] == (16 + 8.5) / 32
-    assert q8_0["mean KL"] == reports["outputs"]["rows"][1]["mean KL"] > 0
-    assert [row["test"] for row in reports["bench"]["rows"]] == ["pp48", "tg16 @ d48"] * 2
-    assert plain["decode t/s"] == pytest.approx(reports["bench"]["rows"][1]["t/s"])
-
-    named = ("quality", "demo", "other.gguf", *small)
-    page = instr(*named, "-o", "it.html")
-    assert page.returncode == 0, page.stderr
-    html = (tmp_path / "it.html").read_text()
-    for words in ("demo.gguf, f16", "other.gguf, f16", "other.gguf, K f16, V q8_0"):
-        assert words in html
-    assert html.count("<svg") >= 3
-    only = instr(*named, "--only", "outputs").stdout
-    assert max(map(len, only.splitlines())) <= 80
 
 
 @pytest.mark.native

@@ -26,7 +26,6 @@ from llamacpp_instr.model.types import BY_NAME
 from tests.conftest import Instr, assert_refused
 from tests.kit.quantize_kit import (
     importances,
-    llama_quantize,
     plan_quantization,
     quantize_model,
     write_imatrix,
@@ -146,17 +145,6 @@ def test_a_hyper_parameter_that_is_missing(tmp_path: Path) -> None:
     model.write_bytes(model.read_bytes().replace(b"llama.block_count", b"llama.block_coumt"))
     with pytest.raises(UsageError, match=r"key not found in model: llama\.block_count"):
         plan_quantization(load_model_file(model), "Q8_0")
-
-
-def test_an_alignment_that_the_quantizer_would_not_keep(tmp_path: Path) -> None:
-    """llama-quantize pads to 32 bytes, although the header says 128."""
-    path = write_model(tmp_path / "model.gguf", 40, alignment=128)
-    with pytest.raises(UsageError, match=r"general\.alignment 128"):
-        plan_quantization(load_model_file(path), "F16")
-
-    llama_quantize(path, tmp_path / "theirs.gguf", "F16")
-    with pytest.raises(UsageError, match="truncated"):
-        load_model_file(tmp_path / "theirs.gguf")
 
 
 def test_a_vocabulary_has_nothing_to_quantize(instr: Instr, models: Path) -> None:

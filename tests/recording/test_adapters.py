@@ -25,7 +25,6 @@ from tests.kit.native_kit import DEMO, run_probe
 
 pytestmark = pytest.mark.native
 api = pytest.importorskip("llama_cpp.llama_cpp")  # tests of other files need no `instr build`
-
 LAYERS = 4
 
 
@@ -39,9 +38,6 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
-# --- outputs ---
-
-
 def logits(out: Path, model: Path, *words: object, unpatched: bool = False) -> list[np.ndarray]:
     run_probe(out, model, *map(str, words), unpatched=unpatched)
     with np.load(out) as saved:
@@ -51,18 +47,6 @@ def logits(out: Path, model: Path, *words: object, unpatched: bool = False) -> l
 def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
     """The largest norm of a difference in the prompt, over that of the logits."""
     return float(np.linalg.norm(one[0] - other[0]) / np.linalg.norm(other[0]))
-
-
-@pytest.mark.parametrize("level", ["minimal", "detailed", "verbose"])
-def test_logits_with_an_adapter_are_the_unpatched_librarys(
-    level: str, adapters: list[Path], tmp_path: Path
-) -> None:
-    words = ("--lora", adapters[0], "--scale", 0.5)
-    plain = logits(tmp_path / "plain.npz", DEMO, *words, unpatched=True)
-    recording = ("--level", level, "--log", tmp_path / "a.log")
-    recorded = logits(tmp_path / "recorded.npz", DEMO, *words, *recording)
-    assert len(read_events(tmp_path / "a.log", "adapters")) == 1
-    assert [of.tobytes() for of in recorded] == [of.tobytes() for of in plain]
 
 
 def test_an_adapter_does_what_merged_weights_do(adapters: list[Path], tmp_path: Path) -> None:
@@ -82,9 +66,6 @@ def test_an_adapter_of_scale_zero_does_nothing(adapters: list[Path], tmp_path: P
     got = logits(tmp_path / "got.npz", DEMO, "--lora", adapters[0], "--scale", 0, *recording)
     assert [of.tobytes() for of in got] == [of.tobytes() for of in base]
     assert read_events(tmp_path / "a.log", "adapters") == []
-
-
-# --- the log ---
 
 
 @contextmanager
@@ -203,9 +184,6 @@ def test_an_adapter_that_no_path_names(adapters: list[Path], tmp_path: Path) -> 
     (event,) = read_events(tmp_path / "a.log", "adapters")
     assert event["adapters"][0]["file"] == ""
     assert "scale" not in event["adapters"][0]
-
-
-# --- what it costs ---
 
 
 def test_its_kernels_are_a_block_of_their_own(adapters: list[Path], tmp_path: Path) -> None:

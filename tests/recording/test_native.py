@@ -34,24 +34,6 @@ def test_the_recorder_under_stress(tmp_path: Path) -> None:
         assert list(check_log(log)) == []
 
 
-def test_a_session_that_ends_while_a_context_is_made_has_all_of_it_or_nothing(
-    tmp_path: Path,
-) -> None:
-    program = native_program("late_context", tmp_path)
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    subprocess.run([program, DEMO, logs, "1000"], check=True, timeout=300)
-    described = ["model", *["tensor"] * 39, "context", "memory"]
-    found = Counter()
-    for log in logs.glob("*.log"):
-        assert list(check_log(log)) == []
-        _, *events, _ = (json.loads(line)["event"] for line in log.read_text().splitlines())
-        assert events in ([], described)
-        found[bool(events)] += 1
-    assert set(found) == {False, True}
-    assert found.total() == 1000
-
-
 @pytest.fixture(scope="module")
 def json_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return native_program("json_line", tmp_path_factory.mktemp("json_line"))
@@ -123,20 +105,6 @@ def test_threads_add_while_another_writes(entries: int, log_threads: Path, tmp_p
     assert lines.pop() == {"event": "end"}
     for thread in range(3):
         assert [line["t"] for line in lines if line["thread"] == thread] == list(range(entries))
-
-
-def test_what_waits_to_be_written_is_bounded(log_threads: Path, tmp_path: Path) -> None:
-    """Nothing writes before 100 MB of records were added, 32 MB of which may wait: what came first
-    is written, the rest is counted."""
-    log = tmp_path / "session.log"
-    counts, memory = _added(log_threads, log, 1, 30000, 10000)
-    dropped = counts.pop("dropped")
-    assert counts.pop("unwritten") == dropped
-    assert counts == _events(log) - Counter(["end"])
-    times = [json.loads(line)["t"] for line in log.read_bytes().splitlines()[:-1]]
-    assert times == list(range(30000 - dropped))
-    assert 10_000 < dropped < 30_000
-    assert memory < 80 * 1024
 
 
 def _stop_files_at_300_kb() -> None:

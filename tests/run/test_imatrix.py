@@ -16,11 +16,10 @@ import pytest
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
 from tests.kit.llama_programs import programs
-from tests.kit.native_kit import DEMO, random_model, smollm2
+from tests.kit.native_kit import random_model, smollm2
 from tools.demo_model.grammar import stories
 
 pytestmark = pytest.mark.native
-
 TEXT = "\n\n".join(story.text for story in islice(stories(7), 8)) + "\n"
 
 
@@ -63,35 +62,8 @@ def assert_equal(ours: gguf.GGUFReader, theirs: gguf.GGUFReader) -> None:
             assert values == pytest.approx(expected[name], rel=1e-4), name
 
 
-def test_the_demo_models_matrix_is_llama_imatrixs(instr: Instr, text: Path) -> None:
-    assert_equal(*computed(instr, DEMO, text, chunks=2))
-
-
 def test_that_of_a_real_model(instr: Instr, text: Path) -> None:
     assert_equal(*computed(instr, smollm2(), text, chunks=3, ctx=64))
-
-
-@pytest.mark.parametrize("batch", [64, 128])
-def test_parts_of_a_chunk_add_up_to_it(instr: Instr, text: Path, batch: int) -> None:
-    """llama-imatrix leaves out a part of less than 16 rows, which this never makes."""
-    assert_equal(*computed(instr, DEMO, text, chunks=2, ctx=128, batch=batch))
-    done = instr("imatrix", "demo", "--text", text, "-o", "odd.gguf", "--ctx", 65, "--batch", 64)
-    assert done.returncode == 0, done.stderr
-    odd = gguf.GGUFReader(text.with_name("odd.gguf"))
-    counts = {int(of[0]) for name, of in tensors_of(odd).items() if name.endswith(".counts")}
-    chunks = odd.fields["imatrix.chunk_count"].contents()
-    assert counts == {65 * chunks}
-
-
-def test_each_expert_has_the_sums_of_its_own_tokens(instr: Instr, text: Path) -> None:
-    model = tiny_models.write_experts(text.with_name("experts.gguf"), experts=32, used=2)
-    ours, theirs = computed(instr, model, text, chunks=2, ctx=32)
-    assert_equal(ours, theirs)
-    counts = tensors_of(ours)["blk.0.ffn_up_exps.weight.counts"]
-    assert counts.sum() == 2 * 64
-    assert 0 < np.count_nonzero(counts == 0) < 31
-    done = instr("inspect", "ours.gguf")
-    assert "Never reached" in done.stdout, "experts that no token used are named"
 
 
 # experts of three kinds; weights of three dimensions (latent attention); recurrent; diffusion
@@ -102,10 +74,6 @@ def test_each_expert_has_the_sums_of_its_own_tokens(instr: Instr, text: Path) ->
 def test_that_of_other_architectures(instr: Instr, text: Path, name: str) -> None:
     model = random_model(name)
     assert_equal(*computed(instr, model, text, chunks=2, ctx=128))
-
-
-def test_that_of_an_encoder(instr: Instr, models: Path, text: Path) -> None:
-    assert_equal(*computed(instr, models / "bert.gguf", text, chunks=2, ctx=64))
 
 
 def test_standard_input_and_output(instr: Instr, text: Path, environment: dict[str, str]) -> None:

@@ -22,8 +22,6 @@ from tests.kit.schedule_kit import (
     shortest_makespan,
 )
 
-pytest.importorskip("ortools")
-
 
 @settings(max_examples=20, deadline=None)
 @given(graphs(most=6, longest=9), machines(most=2).filter(lambda e: not e.transfers))

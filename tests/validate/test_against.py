@@ -1,5 +1,5 @@
 """What `instr validate --reference` does without transformers: llama.cpp's states, the comparison
-of two sets of states, and wrong input. With transformers: tests/peers/against_suite.py."""
+of two sets of states, and wrong input. With transformers: tests/parts/peers/test_against.py."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from llamacpp_instr.debugger.tensors import write
 from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.debugger_kit import opened, prompt_of, run
-from tests.kit.native_kit import DEMO, random_model, random_models
+from tests.kit.native_kit import DEMO, random_model
 from tests.kit.programs import native_program
 from tests.kit.quantized_kit import QUANTIZED_FILE_TYPES, quantized_demo
 
@@ -95,14 +95,6 @@ def test_quantized_kernels_are_within_their_tolerance(file_type: str, tmp_path: 
     found = check(quantized_demo(file_type), tmp_path / "a.log")
     assert judge(Validation(found, [])).passed
     assert len(found) == 2 * 82
-
-
-def test_a_quarter_of_the_architectures_is_sound(tmp_path: Path) -> None:
-    """All of them are compared as whole graphs (tests/exports/test_onnx.py)."""
-    for model in sorted(random_models().glob("*.gguf"))[::4]:
-        found = check(model, tmp_path / f"{model.stem}.log")
-        rows = judge(Validation(found, [])).reports[0].rows
-        assert [row for row in rows if row[-1] == "fault"] == [], model.stem
 
 
 def test_rotation_back_is_by_the_negative_angle(tmp_path: Path) -> None:
