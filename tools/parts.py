@@ -4,6 +4,8 @@
     python -m tools.parts NAME...      run these parts, or `all`; one that cannot run is an error
     python -m tools.parts --changed    run the parts of CI whose files have changed since they last
                                        passed on this machine
+    python -m tools.parts --packages   the Debian packages that parts of CI need and this machine
+                                       lacks
 
 The files of a part are the tracked ones below its paths. A digest of their names and contents and
 of the part's commands is kept in the product's cache once every command has exited with status 0.
@@ -19,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -223,11 +225,15 @@ def table(parts: Sequence[Part]) -> str:
         lacks = f" (lacks {missing})" if missing else ""
         rows.append(f"{part.name:11} {part.minutes:3} min  {part.title}{lacks}")
     lacking = [need for part in parts for need in part.missing]
-    packages = sorted({package for need in lacking for package in need.packages})
-    if packages:
+    if packages := packages_for(parts):
         rows.append(f"\nDebian, Ubuntu: apt install {' '.join(packages)}")
     rows += sorted({f"no package brings: {n.name}" for n in lacking if not n.packages})
     return "\n".join(rows)
+
+
+def packages_for(parts: Iterable[Part]) -> list[str]:
+    """The Debian packages that bring what this machine lacks."""
+    return sorted({name for part in parts for need in part.missing for name in need.packages})
 
 
 @dataclass
@@ -283,7 +289,11 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, {', '.join(NAMES)}")
     parser.add_argument("--changed", action="store_true", help="parts of CI whose files changed")
+    parser.add_argument("--packages", action="store_true", help="packages that CI's parts lack")
     options = parser.parse_args()
+    if options.packages:
+        print(*packages_for(part for part in PARTS if part.in_ci))
+        return 0
     if options.changed:
         parts = [part for part in PARTS if part.in_ci]
     else:

@@ -87,7 +87,8 @@ def newcomer() -> Iterator[Newcomer]:
         theirs = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
         environment = {
             **theirs,
-            **_settings_of_the_machine(),
+            **pip_settings(),
+            **_caches_of_the_machine(),
             "HOME": str(home),
             "LLAMACPP_INSTR_CACHE": str(cache_dir()),
             "BROWSER": str(write_browser(place)),
@@ -102,21 +103,27 @@ def _clone(directory: Path) -> None:
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(directory)], check=True)
 
 
-def _settings_of_the_machine() -> dict[str, str]:
-    """Variables for what programs would look for in the real home."""
+def pip_settings() -> dict[str, str]:
+    """Variables with which pip and npm find the index that the real home names."""
     home = Path.home()
-    found = {"PIP_CACHE_DIR": _printed([sys.executable, "-m", "pip", "cache", "dir"])}
+    settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    for settings in (home / ".pip" / "pip.conf", config / "pip" / "pip.conf"):
-        if settings.is_file() and "PIP_CONFIG_FILE" not in os.environ:
-            found["PIP_CONFIG_FILE"] = str(settings)
+    for file in (home / ".pip" / "pip.conf", config / "pip" / "pip.conf"):
+        if file.is_file() and "PIP_CONFIG_FILE" not in os.environ:
+            settings["PIP_CONFIG_FILE"] = str(file)
     if (home / ".npmrc").is_file():
-        found["npm_config_userconfig"] = str(home / ".npmrc")
+        settings["npm_config_userconfig"] = str(home / ".npmrc")
+    return settings
+
+
+def _caches_of_the_machine() -> dict[str, str]:
+    """Variables for what pip, npm and ccache keep in the real home."""
+    caches = {"PIP_CACHE_DIR": _printed([sys.executable, "-m", "pip", "cache", "dir"])}
     if shutil.which("npm"):
-        found["npm_config_cache"] = str(home / ".npm")
+        caches["npm_config_cache"] = str(Path.home() / ".npm")
     if shutil.which("ccache"):
-        found["CCACHE_DIR"] = _printed(["ccache", "--get-config", "cache_dir"])
-    return found
+        caches["CCACHE_DIR"] = _printed(["ccache", "--get-config", "cache_dir"])
+    return caches
 
 
 def _printed(command: list[str]) -> str:
