@@ -40,7 +40,8 @@ BUSY = 8
 LIMIT = 60 * 60
 """seconds for both commands"""
 DEMO, TEST = "make demo", "make test"
-ORDER = "-p randomly --randomly-dont-reset-seed --randomly-dont-reorganize"
+ORDER = "--randomly-dont-reset-seed"
+"""pytest-randomly changes the order, not the seeds"""
 WITHOUT = ("ccache", "git", "node", "nodejs", "npm")
 """programs that an attempt without privileges does not have"""
 
