@@ -2,7 +2,7 @@
 
     .venv-peers/bin/python -m benchmarks.imports
 
-Needs PyTorch (`make test-peers` installs it) and 6 GB of disk. The memory is the converter's own:
+Needs PyTorch (`make test-all PARTS=peers` installs it) and 6 GB of disk. The memory is the converter's own:
 it does not include pages of mapped files, which the system can drop.
 """
 

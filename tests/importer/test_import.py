@@ -1,6 +1,6 @@
 """`instr import` as far as it needs no PyTorch: which folders it accepts, and what it refuses.
 
-`make test-peers` compares what it writes with transformers.
+`make test-all PARTS=peers` compares what it writes with transformers.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ STANDIN = ROOT / "tests" / "native" / "standin"
 
 
 def toolkit() -> Path:
-    """The files of NVIDIA's wheels, which `make test-cuda` installs."""
+    """The files of NVIDIA's wheels, which `make test-all PARTS=cuda` installs."""
     found = sorted((ROOT / ".venv-cuda").glob("lib/python*/site-packages/nvidia/cu13"))
-    assert found, "NVIDIA's compiler is missing: make test-cuda installs it"
+    assert found, "NVIDIA's compiler is missing: make test-all PARTS=cuda installs it"
     return found[0]
 
 

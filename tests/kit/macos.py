@@ -20,7 +20,7 @@ CCACHE = {"CCACHE_COMPILERTYPE": "clang", "CCACHE_COMPILERCHECK": "content"}
 def flags(target: str) -> tuple[str, ...]:
     """CMake's flags for a build that macOS could load."""
     found = sorted((ROOT / ".venv-macos").glob("lib/python*/site-packages/ziglang/zig"))
-    assert found, "Zig is missing: make test-macos installs it"
+    assert found, "Zig is missing: make test-all PARTS=macos installs it"
     version = subprocess.run([found[0], "version"], capture_output=True, text=True, check=True)
     place = ROOT / ".venv-macos" / target
     place.mkdir(exist_ok=True)

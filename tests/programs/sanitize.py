@@ -1,4 +1,4 @@
-"""Runs the recorder's C and C++ under sanitizers: `make sanitize`.
+"""Runs the recorder's C and C++ under sanitizers: `make test-all PARTS=sanitizers`.
 
 Builds the patched llama.cpp with AddressSanitizer and UndefinedBehaviorSanitizer, and again with
 ThreadSanitizer. With each it runs `native/recorder_stress.cpp` (contexts that decode at once, every

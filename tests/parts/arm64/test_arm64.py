@@ -1,4 +1,4 @@
-"""A session that was recorded on an emulated arm64 processor: `make test-arm64`."""
+"""A session that was recorded on an emulated arm64 processor: `make test-all PARTS=arm64`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What must hold on every device: architectures, a real model, llama-bench's own figures, a wheel.
-It takes minutes, so it is a suite of its own: `make test-devices`."""
+It takes minutes, so it is a suite of its own: `make test-all PARTS=devices`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""macOS without a Mac: `make test-macos`. Zig compiles and links the patched llama.cpp; Metal and
+"""macOS without a Mac. Zig compiles and links the patched llama.cpp; Metal and
 Accelerate cannot be had here, and none of it was ever run."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_the_recorder_compiles_for_intel(tmp_path: Path) -> None:
 
 
 def test_the_library_and_a_server_link() -> None:
-    """Whatever they call is in one of them or in macOS: `make test-macos LINK=1`, in minutes."""
+    """Whatever they call is in one of them or in macOS: this takes minutes."""
     made = built_for("macos", (*CMAKE_ARGS, *flags(ARM)), ("llama", "llama-server"))
     for name, calls in (
         ("libggml-base.dylib", b"_clock_gettime_nsec_np"),

@@ -1,1 +1,1 @@
-"""The pages' commands in a fresh clone, as a new user runs them: `make test-docs`."""
+"""The pages' commands in a fresh clone, as a new user runs them: `make test-all PARTS=newcomer`."""

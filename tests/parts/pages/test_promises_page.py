@@ -40,7 +40,7 @@ N_SESSIONS = sum(name != "device" for name, _ in test_perfetto_sql.RECORDED)
         ("test_values", f"{len(QUANTIZED_FILE_TYPES)} file types"),
         ("test_dry_graph", f"{N_ARCHITECTURES} architectures"),
         ("test_onnx", f"{N_ARCHITECTURES} architectures"),
-        ("test-devices", f"{len(test_devices.ARCHITECTURES)} architectures"),
+        ("PARTS=devices", f"{len(test_devices.ARCHITECTURES)} architectures"),
         ("test_lens", f"{len(test_lens.ARCHITECTURES)} architectures"),
     ],
 )

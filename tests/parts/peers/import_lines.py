@@ -13,7 +13,7 @@ from tests.kit.commands_kit import PAGES, Line, lines_of
 HUGGING_FACE, META, ADAPTER = "Llama-3.2-1B", "llama-2-7b", "adapter"
 """the folders that the pages mention"""
 
-_IMPORTS = re.compile(rf"instr import |instr run {HUGGING_FACE} |make test-peers$")
+_IMPORTS = re.compile(rf"instr import |instr run {HUGGING_FACE} |make test-all PARTS=peers$")
 _COMPARES = re.compile(rf"instr validate .*--reference {HUGGING_FACE}")
 
 

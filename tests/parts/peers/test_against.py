@@ -1,6 +1,6 @@
 """`instr validate --reference` finds nothing in an import, and names the damaged place of another.
 
-Not part of `make test`: it needs PyTorch. `make test-peers` runs it.
+Not part of `make test`: it needs PyTorch. `make test-all PARTS=peers` runs it.
 """
 
 from __future__ import annotations

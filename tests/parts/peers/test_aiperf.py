@@ -1,7 +1,7 @@
 """aiperf loads a recorded llama-server: its requests and tokens are those of the log, and of the
 server that `instr capacity` simulates from it.
 
-Not part of `make test`: it needs aiperf. `make test-peers` runs it.
+Not part of `make test`: it needs aiperf. `make test-all PARTS=peers` runs it.
 """
 
 from __future__ import annotations

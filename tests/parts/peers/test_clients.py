@@ -1,6 +1,6 @@
 """Notebooks and table engines that users install today read what we write.
 
-Not part of `make test`: it needs these packages. `make test-peers` runs it.
+Not part of `make test`: it needs these packages. `make test-all PARTS=peers` runs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """flashinfer-bench loads what `instr to-flashinfer` writes, and its references compute what
 llama.cpp computed.
 
-Not part of `make test`: it needs PyTorch and flashinfer-bench. `make test-peers` runs it.
+Not part of `make test`: it needs PyTorch and flashinfer-bench. `make test-all PARTS=peers` runs it.
 """
 
 from __future__ import annotations

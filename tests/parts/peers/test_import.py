@@ -1,6 +1,6 @@
 """An imported model computes what its source computes: transformers agrees.
 
-Not part of `make test`: it needs PyTorch. `make test-peers` runs it.
+Not part of `make test`: it needs PyTorch. `make test-all PARTS=peers` runs it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Llama 3 in Meta's layout becomes the file that its Hugging Face folder becomes.
 
 Its tokenizer is a list of ranks; the vocabulary is the real one. Not part of `make test`: it needs
-PyTorch. `make test-peers` runs it.
+PyTorch. `make test-all PARTS=peers` runs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Phoenix reads what `instr to-otlp` sends: its spans are the requests of `instr requests`.
 
-Not part of `make test`: it needs Phoenix. `make test-peers` runs it.
+Not part of `make test`: it needs Phoenix. `make test-all PARTS=peers` runs it.
 """
 
 from __future__ import annotations

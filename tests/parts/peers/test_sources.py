@@ -1,6 +1,6 @@
 """Every layout of one model becomes the same file, and what is wrong is refused in one line.
 
-Not part of `make test`: it needs PyTorch. `make test-peers` runs it.
+Not part of `make test`: it needs PyTorch. `make test-all PARTS=peers` runs it.
 """
 
 from __future__ import annotations

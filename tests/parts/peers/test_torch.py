@@ -1,7 +1,7 @@
 """TensorBoard's profiler plugin and Holistic Trace Analysis read what `instr to-torch` writes, and
 their sums are the log's.
 
-Not part of `make test`: it needs these packages. `make test-peers` runs it.
+Not part of `make test`: it needs these packages. `make test-all PARTS=peers` runs it.
 """
 
 from __future__ import annotations
