@@ -2,8 +2,8 @@
 
     .venv-peers/bin/python -m benchmarks.imports
 
-Needs PyTorch (`make test-all PARTS=peers` installs it) and 6 GB of disk. The memory is the converter's own:
-it does not include pages of mapped files, which the system can drop.
+Needs PyTorch (`make test-all PARTS=peers` installs it) and 6 GB of disk. The memory is the
+converter's own: it does not include pages of mapped files, which the system can drop.
 """
 
 from __future__ import annotations

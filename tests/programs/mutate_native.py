@@ -3,8 +3,8 @@
 universalmutator's rules change a line: an operator, a number, an argument, a condition, or all of
 it. For each mutant of a sample, ninja compiles what it changes in a build of its own. The tests of
 what it changes run with that library, then all tests of the recorder, and then, if they all pass,
-those of `make test-all PARTS=sanitizers`: a lock that is left out shows there alone. A mutant that makes the same
-machine code as the original changes nothing and does not count. The rest should die.
+those of `make test-all PARTS=sanitizers`: a lock that is left out shows there alone. A mutant that
+makes the same machine code as the original changes nothing and does not count. The rest should die.
 """
 
 from __future__ import annotations

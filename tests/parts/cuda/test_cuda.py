@@ -1,6 +1,6 @@
 """CUDA without a GPU. NVIDIA's compiler takes the patched backend, for two GPUs. The recorder's own
-part runs in real sessions, with stand-ins for a device, which computes on the CPU, and for libcupti,
-which reports it as CUPTI does (`tests/native/standin`). None of it ever ran on a GPU."""
+part runs in real sessions, with stand-ins for a device, which computes on the CPU, and for
+libcupti, which reports it as CUPTI does (`tests/native/standin`). None of it ever ran on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modes of the Vulkan backend beside those of `test_devices_vulkan.py`: `make test-all PARTS=devices`."""
+"""Modes of the Vulkan backend beside those of `test_devices_vulkan.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Commands of the pages that `make test` does not run: install, train, move upstream.
 
-Not part of `make test`: `make test-all PARTS=newcomer` runs them in 20 minutes, most of it for pip (PyTorch
-alone has several GB) and, the first time, the compiler. It needs an index, git, make, cmake and
+`make test-all PARTS=newcomer` runs them in 20 minutes, most of it for pip (PyTorch alone has
+several GB) and, the first time, the compiler. It needs an index, git, make, cmake and
 ninja. Every line is taken from its page and run by bash in a fresh clone of the committed files,
 with an empty home. tests/pages/test_docs.py relies on `RUNS`.
 """
