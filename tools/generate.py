@@ -148,12 +148,23 @@ def render_cores() -> str:
 
 def render_json_schema() -> str:
     """The JSON Schema (draft 2020-12) of a line of a log."""
-    made = msgspec.json.schema(schema.AnyEvent)
+    made = _without_indentation(msgspec.json.schema(schema.AnyEvent))
     about = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"A line of a llamacpp-instr log, schema {schema.SCHEMA_VERSION}",
     }
     return json.dumps({**about, **made}, indent=1) + "\n"
+
+
+def _without_indentation(value: Any) -> Any:
+    """The schema without the indentation of docstrings, which older versions of msgspec keep."""
+    if isinstance(value, dict):
+        value = {key: _without_indentation(part) for key, part in value.items()}
+        if isinstance(value.get("description"), str):
+            value["description"] = inspect.cleandoc(value["description"])
+    elif isinstance(value, list):
+        value = [_without_indentation(part) for part in value]
+    return value
 
 
 def render_tables() -> str:
