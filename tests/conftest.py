@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ gc.disable()
 
 # what pages show, and what must fit there
 os.environ["COLUMNS"] = "80"
+
+# `make test-peers` has an environment without it
+if find_spec("hypothesis"):
+    from tests.kit.profiles import load_profiles
+
+    load_profiles()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -41,7 +41,7 @@ def ratios(found: Diff) -> dict[tuple[str, object], list]:
 
 
 @given(events=logs())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_session_does_not_differ_from_itself(events, tmp_path_factory):
     session = session_of(tmp_path_factory.mktemp("log") / "a.log", events)
     if not len(session.steps):
@@ -58,7 +58,7 @@ def test_a_session_does_not_differ_from_itself(events, tmp_path_factory):
 
 
 @given(a=logs(), b=logs())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_swapping_the_sides_inverts_every_ratio(a, b, tmp_path_factory):
     directory = tmp_path_factory.mktemp("log")
     sides = session_of(directory / "a.log", a), session_of(directory / "b.log", b)

@@ -171,7 +171,7 @@ def test_an_old_log_of_another_machine() -> None:
     assert memory["rows"][-1]["measured"] > 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(events=logs())
 def test_sums_of_any_log(events: list[schema.Event], tmp_path_factory: Any) -> None:
     session = session_of(tmp_path_factory.mktemp("logs") / "session.log", events)

@@ -208,7 +208,7 @@ def test_threads_and_their_imbalance_by_hand(session):
 
 
 @given(events=logs() | unclosed_logs())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_totals_are_those_of_the_ops_that_count(events, tmp_path_factory):
     path = write(tmp_path_factory.mktemp("log") / "session.log", events)
     session, tables = load_session(path), load_tables(path)
@@ -351,7 +351,7 @@ def test_at_minimal_layers_are_those_that_were_timed(tmp_path):
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_any_log_has_statistics_of_at_most_80_columns(events, tmp_path_factory):
     session = session_of(tmp_path_factory.mktemp("log") / "session.log", events)
     for by in ("layer", "phase"):

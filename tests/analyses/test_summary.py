@@ -59,7 +59,7 @@ def durations(events: list[s.Event], phase: str) -> list[int]:
 
 
 @given(events=logs())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_the_time_adds_up_to_the_steps(events, tmp_path_factory):
     found = sections(tmp_path_factory.mktemp("log"), events)
     for phase in ("prefill", "decode"):
@@ -281,7 +281,7 @@ def test_a_start_is_cold_if_the_others_have_few_page_faults(first, later, cold, 
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_any_log_has_a_summary_of_at_most_80_columns(events, tmp_path_factory):
     found = sections(tmp_path_factory.mktemp("log"), events)
     assert found["Session"].rows

@@ -81,7 +81,7 @@ def check_sums(session: Session) -> None:
 
 
 @given(logs())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_leaves_add_up_to_summary_and_stats(tmp_path_factory, events):
     check_sums(session_of(tmp_path_factory.getbasetemp() / "tree.log", events))
 

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -55,7 +55,7 @@ def read(values: np.ndarray, compute: int = 0, graph: int = 0, node: int = 0) ->
 
 
 @given(pieces=st.lists(ELEMENTS, min_size=1, max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_pieces_together_are_numpys_figures_of_the_whole(pieces: list[list[float]]) -> None:
     arrays = [np.array(piece, np.float64) for piece in pieces]
     whole = np.concatenate(arrays)
@@ -175,9 +175,7 @@ def test_other_prompts_are_not_compared_by_token(tmp_path: Path) -> None:
 
 
 @given(seed=st.integers(0, 2**32), n_contexts=st.integers(1, 3), change=st.integers(0, 12))
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=30)
 def test_computes_are_paired_until_a_token_differs(
     seed: int, n_contexts: int, change: int, tmp_path: Path
 ) -> None:

@@ -113,7 +113,7 @@ def assert_says(events: list[Record], wanted: Truth) -> None:
 
 
 @given(events=logs())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_any_log_gives_its_own_numbers(
     events: list[s.Event], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -127,7 +127,7 @@ def test_any_log_gives_its_own_numbers(
 
 
 @given(events=logs())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_context_of_any_log_serves_one_request(
     events: list[s.Event], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -149,7 +149,7 @@ def test_a_context_of_any_log_serves_one_request(
 
 
 @given(events=logs())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_computes_and_sums_of_ubatches_say_what_they_are(
     events: list[s.Event], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -186,7 +186,7 @@ def test_each_cache_of_a_context_has_a_counter(tmp_path: Path) -> None:
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_a_log_that_ended_unclosed_converts(
     events: list[s.Event], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -196,7 +196,7 @@ def test_a_log_that_ended_unclosed_converts(
 
 
 @given(seed=st.integers(0, 2**32), data=st.data())
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_log_that_lacks_an_event_is_one_line_or_leaves_events_out(
     seed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -24,7 +24,7 @@ def none(value: Any) -> Any:
 
 
 @given(events=logs() | unclosed_logs())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_they_are_those_of_the_log(events, tmp_path_factory):
     path = tmp_path_factory.mktemp("log") / "session.log"
     path.write_bytes(encode(events))

@@ -105,7 +105,7 @@ class Back:
 # --- bytes ---
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1))
 @example([0, 2**56 - 1, 2**56, 2**63 - 1])
 def test_a_padded_varint_is_the_number(values: list[int]) -> None:
@@ -169,7 +169,7 @@ def test_a_template_has_each_value_in_its_place() -> None:
 
 
 @given(events=logs())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_any_log_reads_back_to_the_same_numbers(events, tmp_path_factory) -> None:
     trace, left_out = convert(tmp_path_factory.mktemp("log") / "a.log", encode(events))
     assert left_out == 0
@@ -206,7 +206,7 @@ def test_any_log_reads_back_to_the_same_numbers(events, tmp_path_factory) -> Non
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_log_that_stopped_anywhere_converts(events, tmp_path_factory) -> None:
     back = Back(convert(tmp_path_factory.mktemp("log") / "a.log", encode(events))[0])
     assert back.open == [], "what had not ended is ended with the log"
@@ -215,7 +215,7 @@ def test_a_log_that_stopped_anywhere_converts(events, tmp_path_factory) -> None:
 
 
 @given(events=logs(), data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_damaged_line_is_named_or_left_out(events, data, tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("log") / "a.log"
     lines = encode(events).splitlines(keepends=True)

@@ -27,7 +27,7 @@ times = st.integers(0, 2**63 - 1)
 rows = st.lists(st.tuples(times, int64, st.floats(allow_nan=False), st.text(max_size=3)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rows)
 @example([(2**63 - 1, -1, 0.5, "a"), (0, 2**56, -1e300, "ä"), (2**56 - 1, -(2**63), 0.0, "")])
 def test_events_of_one_shape_share_a_form_and_no_value(made) -> None:

@@ -33,7 +33,7 @@ RECORDED = Path(__file__).parent.parent / "fixtures" / "demo-verbose.log"
 
 @pytest.mark.native  # takes a tenth as long as all others together
 @given(events=logs() | unclosed_logs())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_parquet_and_csv_come_back_equal(events, tmp_path_factory):
     directory = tmp_path_factory.mktemp("log")
     path = directory / "session.log"

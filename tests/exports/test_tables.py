@@ -70,7 +70,7 @@ def rows(ops: pd.DataFrame) -> list[tuple[Any, ...]]:
 
 
 @given(events=logs() | unclosed_logs())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_rows_are_those_of_the_log(events, tmp_path_factory):
     path = written(tmp_path_factory.mktemp("log"), events)
     tables = load_tables(path)
@@ -93,7 +93,7 @@ def test_rows_are_those_of_the_log(events, tmp_path_factory):
 
 
 @given(events=logs() | unclosed_logs())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_pieces_make_up_the_tables(events, tmp_path_factory, request):
     path = written(tmp_path_factory.mktemp("log"), events)
     whole = load_tables(path)

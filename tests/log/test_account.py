@@ -126,7 +126,7 @@ def fleet_ns(session: Session) -> dict[str, int]:
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_report_adds_up_to_the_account(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -142,7 +142,7 @@ def test_every_report_adds_up_to_the_account(
 
 
 @given(st.integers(0, 99), st.booleans(), st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_every_report_adds_up_over_machines(
     tmp_path_factory: pytest.TempPathFactory, seed: int, again: bool, merged: bool
 ) -> None:

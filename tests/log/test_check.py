@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import LogError
@@ -22,9 +22,7 @@ from tests.kit.strategies import logs, unclosed_logs
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = sorted([*FIXTURES.glob("*.log"), *FIXTURES.glob("*.log.zst")])
-ONE = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+ONE = settings(max_examples=40)
 
 
 # --- properties ---

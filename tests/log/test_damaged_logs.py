@@ -83,7 +83,7 @@ def left(line: str, log: Path) -> BaseException | None:
     return None if isinstance(error, (SystemExit, InstrError)) else error
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(line=st.sampled_from(STRICT + READ_ON), data=damaged_logs([SOUND, DEVICES]))
 def test_no_log_makes_a_traceback(line: str, data: bytes, place: Path) -> None:
     log = place / "damaged"

@@ -78,7 +78,7 @@ def painted(rows: list[dict[str, int]]) -> np.ndarray:
 
 
 @given(st.lists(a_call(), max_size=6), st.lists(st.tuples(times, times).map(sorted), max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_each_nanosecond_is_in_one_part(rows: list[dict[str, int]], spans: Any) -> None:
     """On each machine, on all together, for any commands and any steps."""
     for number, row in enumerate(rows):

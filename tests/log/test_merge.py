@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -42,7 +42,7 @@ def servers(**of: int) -> list[Server]:
     ]
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),
     n_steps=st.integers(1, 40),

@@ -38,7 +38,7 @@ def rows(table: pd.DataFrame, *left_out: str) -> list[str]:
     return sorted(kept.to_csv(index=False).splitlines())
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32), n_parts=st.integers(2, 5))
 def test_parts_equal_one_file(
     tmp_path_factory: pytest.TempPathFactory, seed: int, n_parts: int
@@ -125,7 +125,7 @@ def test_an_error_names_the_part_and_its_line(tmp_path: Path) -> None:
     assert len(whole.steps) > len(rest.steps)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=damaged_logs([EVERY_EVENT]))
 def test_a_lenient_reader_keeps_what_is_whole(
     tmp_path_factory: pytest.TempPathFactory, data: bytes

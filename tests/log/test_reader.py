@@ -57,7 +57,7 @@ def message(path: Path, data: bytes) -> str:
 
 
 @given(events=logs())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_written_events_come_back(events: list[Event], tmp_path_factory: pytest.TempPathFactory):
     path = tmp_path_factory.mktemp("log") / "session.log"
     assert read(path, encode(events))[0] == events
@@ -104,7 +104,7 @@ def test_a_pipe_that_gives_byte_by_byte(path):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_log_cut_anywhere_is_read_up_to_its_last_whole_line(data, tmp_path_factory):
     events = data.draw(logs())
     whole = encode(events)
@@ -123,7 +123,7 @@ def test_a_log_cut_anywhere_is_read_up_to_its_last_whole_line(data, tmp_path_fac
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_log_without_session_end_is_unclosed(events, tmp_path_factory):
     got, end = read(tmp_path_factory.mktemp("log") / "session.log", encode(events))
     assert (got, end.state) == (events, "unclosed")
@@ -147,7 +147,7 @@ def test_a_compressed_log_cut_anywhere_gives_whole_lines(compress, path):
 
 
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_lenient_keeps_every_other_line(data, tmp_path_factory):
     events = data.draw(logs())
     lines = encode(events).splitlines(keepends=True)

@@ -34,7 +34,7 @@ NOT_WHOLE = re.compile(
 
 
 @given(log=damaged_logs(LOGS))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_all_readers_agree_on_what_is_whole(
     log: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

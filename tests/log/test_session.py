@@ -32,7 +32,7 @@ def of(events: list[s.Event], kind: type):
 
 
 @given(events=logs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_everything_measured_is_in_the_columns(events, tmp_path_factory):
     session = load(tmp_path_factory.mktemp("log"), events)
     begins = {e.step: e for e in of(events, s.StepBegin)}
@@ -86,7 +86,7 @@ def test_intervals_begin_and_end_where_the_schema_says(tmp_path):
 
 
 @given(events=unclosed_logs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_an_unclosed_log_is_a_session_too(events, tmp_path_factory):
     session = load(tmp_path_factory.mktemp("log"), events)
     assert session.end is None
@@ -134,7 +134,7 @@ def test_a_plan_whose_kernels_share_nodes_is_an_error(node, n, tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_steps_inside_marks_are_those_that_begin_in_them(data):
     time = st.integers(0, 20)
     begins = np.array(sorted(data.draw(st.lists(time))), np.int64)
@@ -158,7 +158,7 @@ def test_the_latest_and_longest_times_are_still_of_64_bits(tmp_path):
 
 
 @given(events=logs() | unclosed_logs())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_parts_of_a_log_have_each_of_its_events_once(events, tmp_path_factory):
     path = tmp_path_factory.mktemp("log") / "session.log"
     path.write_bytes(encode(events))

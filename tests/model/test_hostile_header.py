@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import UsageError
@@ -128,7 +128,7 @@ def test_the_headers_that_are_changed_are_those_of_models(
         assert inspect(tmp_path / "model.gguf") is None
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100)
 @given(st.data())
 def test_a_real_header_with_other_bytes_in_it(
     originals: list[tuple[bytes, int]], tmp_path: Path, data: st.DataObject
@@ -151,7 +151,7 @@ def test_a_real_header_with_other_bytes_in_it(
 names = st.text(max_size=70) | st.binary(max_size=20) | st.sampled_from(["a", "blk.1.x.weight"])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100)
 @given(
     entries=st.lists(st.one_of(
         st.builds(lambda k, v: entry(k, STRING, text(v)), names, names),

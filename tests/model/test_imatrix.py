@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import UsageError
@@ -147,9 +147,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
     return legacy_imatrix(SUMS), write_imatrix(path, SUMS).read_bytes()
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_damaged_file_is_refused_or_read_never_more(
     whole: tuple[bytes, bytes], tmp_path: Path, data: st.DataObject

@@ -80,7 +80,7 @@ def test_what_goes_up_and_down_together_is_correlated() -> None:
     assert math.isnan(its.correlation), "it does not vary"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LOGITS)
 def test_a_model_does_not_diverge_from_itself(logits: Any) -> None:
     its = diverge(logits, logits.copy(), [3] * 7)
@@ -92,7 +92,7 @@ def test_a_model_does_not_diverge_from_itself(logits: Any) -> None:
     assert its.ratio.error == pytest.approx(0, abs=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LOGITS, LOGITS)
 def test_divergences_are_those_of_the_definition(reference: Any, candidate: Any) -> None:
     p, q = (np.exp(x.astype(np.float64)) for x in (reference, candidate))
@@ -106,7 +106,7 @@ def test_divergences_are_those_of_the_definition(reference: Any, candidate: Any)
     assert its.delta_p.value == pytest.approx((q - p)[:, 3].mean(), abs=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(LOGITS, LOGITS, st.floats(-1000, 1000))
 def test_a_constant_added_to_all_logits_changes_nothing(one: Any, other: Any, by: float) -> None:
     # as far as float32 is accurate

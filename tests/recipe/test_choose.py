@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacpp_instr.cli.options import bytes_of_size
@@ -46,7 +46,6 @@ def search(tensors: Sequence[Sequence[Choice]], bounds: Bounds) -> float | None:
     return min(found, default=None)
 
 
-@settings(deadline=None)
 @given(problems())
 def test_the_optimum_is_that_of_an_exhaustive_search(
     problem: tuple[list[list[Choice]], Bounds],

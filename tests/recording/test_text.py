@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import llamacpp_instr
@@ -72,7 +72,7 @@ def use(session: Recording, kind: str, name: str, data: Any) -> None:
 USES = st.lists(st.tuples(st.sampled_from(["note", "instant", "mark"]), TEXTS, VALUES), max_size=6)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300)
 @given(args=st.dictionaries(TEXTS, VALUES, max_size=3), uses=USES, stats=st.none() | TEXTS)
 @example(args={"t": math.nan}, uses=[], stats=None)
 @example(args={"path": "\udcff.gguf"}, uses=[("note", "\udcff", {"\udcff": "\ud800"})], stats=None)
@@ -176,7 +176,7 @@ ARGUMENTS = st.lists(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(arguments=ARGUMENTS)
 @example(arguments=[os.fsdecode(NOT_UTF_8)])
 def test_every_argument_of_exec_leaves_a_log_that_can_be_read(

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import UsageError
@@ -244,7 +244,6 @@ NOISY = times(
 NOISY.decode_noise, NOISY.prompt_noise = [-0.1, 0.3, -0.2], [-0.1, 0.1]
 
 
-@settings(deadline=None)
 @given(workloads(), SERVERS, st.integers(0, 3))
 def test_every_request_is_served_once_in_order_of_time(
     load: Workload, of: Settings, seed: int
@@ -270,7 +269,6 @@ def test_every_request_is_served_once_in_order_of_time(
     )
 
 
-@settings(deadline=None)
 @given(workloads(), SERVERS)
 def test_steps_at_once_take_as_long_as_one_by_one(load: Workload, of: Settings) -> None:
     calm = NOISY.without_noise()

@@ -31,7 +31,7 @@ def assert_whole(made: Schedule) -> None:
             assert part.end - part.begin == made.engines.handover_ns
 
 
-@settings(max_examples=45, deadline=None)
+@settings(max_examples=45)
 @given(graphs(), machines())
 def test_the_parts_add_up_and_nothing_waits_without_a_cause(tasks, engines) -> None:
     for made in (schedule_list(tasks, engines), schedule_program(tasks, engines)):
@@ -42,7 +42,7 @@ def test_the_parts_add_up_and_nothing_waits_without_a_cause(tasks, engines) -> N
     assert all(part.what != "wait" for part in critical_path(shifted))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(graphs(), machines())
 def test_a_schedule_that_could_begin_earlier_has_waits(tasks, engines) -> None:
     made = schedule_list(tasks, engines)

@@ -78,7 +78,7 @@ def test_a_graph_is_read_in_any_order(tmp_path: Path) -> None:
     assert made.makespan == 107
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graphs(), st.randoms(use_true_random=False))
 def test_a_graph_written_in_any_order_has_the_same_dependencies(tmp_path_factory, tasks, random):
     expected = {

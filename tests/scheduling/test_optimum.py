@@ -23,7 +23,7 @@ from tests.kit.schedule_kit import (
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(graphs(most=6, longest=9), machines(most=2).filter(lambda e: not e.transfers))
 def test_the_optimum_is_that_of_exhaustive_search(tasks, engines) -> None:
     made = schedule_optimal(tasks, engines, 30)
@@ -31,7 +31,7 @@ def test_the_optimum_is_that_of_exhaustive_search(tasks, engines) -> None:
     assert made.makespan == made.proven == shortest_makespan(tasks, engines)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(graphs(most=8), machines(most=2))
 def test_it_is_valid_and_no_worse_than_the_rules(tasks, engines) -> None:
     made = schedule_optimal(tasks, engines, 20)
@@ -40,7 +40,7 @@ def test_it_is_valid_and_no_worse_than_the_rules(tasks, engines) -> None:
     assert compute_bounds(tasks, engines)[0].ns <= made.proven <= made.makespan
 
 
-@settings(max_examples=45, deadline=None)
+@settings(max_examples=45)
 @given(graphs(), machines())
 def test_shifting_leaves_a_schedule_valid_and_begins_nothing_later(tasks, engines) -> None:
     made = schedule_list(tasks, engines)

@@ -28,7 +28,7 @@ from tests.kit.schedule_kit import (
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(graphs(), machines())
 def test_the_same_input_gives_the_same_valid_schedule_above_the_bounds(tasks, engines) -> None:
     bound = compute_bounds(tasks, engines)[0].ns
@@ -41,13 +41,13 @@ def test_the_same_input_gives_the_same_valid_schedule_above_the_bounds(tasks, en
         assert (made.begin == again.begin).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(graphs(), machines())
 def test_in_program_order_none_overtakes(tasks, engines) -> None:
     assert (np.diff(schedule_program(tasks, engines).begin) >= 0).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs(longest=3), st.integers(1, 4))
 def test_tasks_begin_when_a_simulation_of_the_rule_begins_them(tasks, m) -> None:
     """On equal engines without hand-over, where it does not matter which engine it is."""
@@ -107,7 +107,7 @@ def test_ranks_have_the_mean_over_the_engines_that_can_and_the_mean_hand_over() 
     ]  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(graphs(most=60), st.integers(1, 6))
 def test_list_scheduling_stays_within_grahams_bound(tasks, m) -> None:
     work = int(tasks.ns.sum())
@@ -115,7 +115,7 @@ def test_list_scheduling_stays_within_grahams_bound(tasks, m) -> None:
     assert schedule_list(tasks, equal_engines(m)).makespan * m <= work + (m - 1) * path
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(graphs(most=6, longest=9), machines(most=2).filter(lambda e: not e.transfers))
 def test_no_bound_is_above_the_shortest_schedule(tasks, engines) -> None:
     shortest = shortest_makespan(tasks, engines)
@@ -124,7 +124,7 @@ def test_no_bound_is_above_the_shortest_schedule(tasks, engines) -> None:
     assert schedule_list(tasks, engines).makespan >= shortest
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(graphs())
 def test_one_engine_does_all_the_work_in_sequence(tasks) -> None:
     for policy in (schedule_program, schedule_list):

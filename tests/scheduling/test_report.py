@@ -38,7 +38,7 @@ def column(report: Report, name: str) -> list[Any]:
     return [row[at] for row in report.rows]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graphs(), machines())
 def test_the_tables_add_up_to_the_makespan_and_the_work(tasks, engines) -> None:
     for made in (schedule_list(tasks, engines), schedule_program(tasks, engines)):

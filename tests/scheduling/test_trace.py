@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from llamacpp_instr.base.errors import UsageError
@@ -50,7 +50,7 @@ def busy(rows: Iterable[tuple[int, int]], amounts: Iterable[int] = repeat(1)) ->
     return [(t, sum(n for (begin, end), n in spans if begin <= t < end)) for t in times]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15)
 @given(graphs(most=20), machines())
 def test_every_slice_is_that_of_the_schedule(tmp_path_factory, tasks, engines) -> None:
     """With loads, flows and counters, read with Perfetto's own classes."""

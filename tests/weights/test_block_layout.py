@@ -113,7 +113,7 @@ def test_a_block_of_q1_0_and_one_of_q2_0_by_hand() -> None:
 
 
 @pytest.mark.native
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(name=st.sampled_from(TYPE_NAMES), data=st.data())
 def test_any_bytes_are_the_numbers_of_ggml(name: str, data: st.DataObject) -> None:
     type_ = BY_NAME[name]

@@ -51,7 +51,7 @@ def test_ggml_reads_every_type_that_files_contain() -> None:
 
 @pytest.mark.native
 @pytest.mark.parametrize("type_", BOTH, ids=str)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_both_agree_to_the_bit_on_any_bytes(type_: GgmlType, data: st.DataObject) -> None:
     n_blocks = data.draw(st.integers(1, 9))

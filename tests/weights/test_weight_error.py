@@ -120,7 +120,7 @@ def test_tiny_errors_of_large_numbers() -> None:
     assert measured(x, y).sums.cosine == pytest.approx(1, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     values=st.integers(1, 400).flatmap(
         lambda n: arrays(np.float32, (2, n), elements=st.floats(width=32))

@@ -96,7 +96,7 @@ def test_every_cell_of_every_level(shape: tuple[int, int], measure: Measure) -> 
 
 
 @pytest.mark.usefixtures("coarse")
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.integers(1, 90), st.integers(1, 90), st.integers(0, 3), st.sampled_from(MEASURES),
     st.integers(0, 2**32 - 1),

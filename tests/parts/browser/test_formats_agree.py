@@ -80,7 +80,7 @@ def agree(log: Path, folder: Path) -> Counter[str]:
 
 
 @given(events=logs())
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_traces_of_any_log_agree(
     events: list[s.Event], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from llamacpp_instr.converters.scheduling.report import critical_path
 from llamacpp_instr.converters.scheduling.schedule import schedule_list, schedule_program
@@ -21,7 +21,7 @@ ARG = "extract_arg(s.arg_set_id, 'debug.{}')"
 
 
 @pytest.mark.native
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8)
 @given(graphs(most=40), machines())
 def test_sql_gives_the_figures_of_the_schedule(tmp_path_factory, tasks, engines) -> None:
     made = schedule_list(tasks, engines)

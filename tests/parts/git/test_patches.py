@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import BuildError
@@ -170,12 +170,7 @@ reason = st.text("ab '<>#-\té\n", min_size=1).filter(str.strip)
 
 
 # an example takes a third of a second, so failing examples are not shrunk
-@settings(
-    max_examples=6,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    phases=(Phase.reuse, Phase.generate),
-)
+@settings(max_examples=6, phases=[Phase.generate])
 @given(st.data())
 def test_whatever_is_committed_comes_back(
     shared_world: World, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamacpp_instr.base.errors import UsageError
@@ -59,7 +59,7 @@ def passes(path: Path) -> bool:
     return True
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=250)
 @given(name=st.sampled_from(["llama", "bert", "vocabulary"]), data=st.data())
 def test_what_passes_is_read_by_gguf_cpp(
     gguf_cpp_reads: Callable[[Path], bool], models: Path, tmp_path: Path, name: str,
