@@ -29,6 +29,8 @@ WANDER = 2e-7
 """by how much the ratio of the rates may change within a window"""
 PIECES = 8
 """of a window: lines cross in its middle, so the clock is known better there than at its ends"""
+ROUNDING = 1.0
+"""ns that the difference of two times lacks at most, since clocks are read in whole ns"""
 _FAR = float(1 << 50)
 """ns; farther than any line is from the bounds of its window"""
 
@@ -131,7 +133,9 @@ def join_clocks(exchanges: Exchanges) -> Clock | None:
         of[:-1, 1] = np.where(agree, shared, of[:-1, 1])
         of[1:, 0] = np.where(agree, shared, of[1:, 0])
     slack = np.array([window.slack for window in found])
-    uncertainty = ((high - low) / 2).max(axis=1) + 2 * slack + 1
+    uncertainty = ((high - low) / 2).max(axis=1) + 2 * slack + ROUNDING
+    # a slow clock takes longer to pass the same time
+    uncertainty /= 1 - MAX_DRIFT
     offsets = base + np.rint((low + high) / 2).astype(np.int64)
     return Clock(ends, offsets, np.ceil(uncertainty).astype(np.int64))
 
@@ -232,7 +236,7 @@ def _pieces(part: _Part) -> list[_Window] | None:
     shares = np.concatenate([exchanges.sent - begin, answered - begin]) / span
     signs = np.repeat([1.0, -1.0], [len(upper), len(lower)])
     weights = np.stack([signs * (1 - shares), signs * shares])
-    bounds = np.concatenate([upper - base, base - lower]) + slack
+    bounds = np.concatenate([upper - base, base - lower]) + slack + ROUNDING
     drift = MAX_DRIFT * span
     polygon = np.array([
         [-_FAR - drift, -_FAR], [-_FAR, -_FAR - drift], [_FAR + drift, _FAR], [_FAR, _FAR + drift],
