@@ -265,6 +265,8 @@ class _Checker:
                 yield f"leaf `{leaf.name}` is tensor {leaf.tensor}, which was never given"
 
     def _plan(self, event: schema.Plan) -> Iterator[str]:
+        if self._refs.graph.is_damaged:
+            return
         graph = self._refs.graph.event
         nodes = graph.whole
         for first in event.node:
@@ -529,10 +531,11 @@ class _Checker:
                 yield f"the mean {mean} is not between {low} and {high}"
         if event.std is not None and (event.std < 0 or math.isnan(event.std)):
             yield f"the deviation is {event.std}"
-        nodes = self._refs.graph.event.nodes
-        if nodes and nodes.layer[event.node] != event.layer:
-            layer = nodes.layer[event.node]
-            yield f"node {event.node} has layer {event.layer}, in its graph {layer}"
+        graph = self._refs.graph
+        if not graph.is_damaged:
+            layer = graph.event.whole.layer[event.node]
+            if layer != event.layer:
+                yield f"node {event.node} has layer {event.layer}, in its graph {layer}"
 
 
 def _against_time(columns: dict[str, Int64], slack: int) -> Iterator[str]:

@@ -67,17 +67,18 @@ class KnownGraph:
     @cached_property
     def choices(self) -> dict[int, Choice]:
         """The experts of its nodes; none if it has no nodes or is damaged."""
-        return {} if self._is_damaged else choices(self.event)
+        return {} if self.is_damaged else choices(self.event)
 
     @cached_property
     def device_splits(self) -> dict[int, str]:
         """The splits whose kernels a device may run behind the caller, with its name; none if the
         graph has no nodes or is damaged."""
         only_cpu = all(split.backend == "CPU" for split in self.event.splits)
-        return {} if only_cpu or self._is_damaged else device_splits(self.event)
+        return {} if only_cpu or self.is_damaged else device_splits(self.event)
 
     @cached_property
-    def _is_damaged(self) -> bool:
+    def is_damaged(self) -> bool:
+        """Whether it has no nodes, or ones that do not fit each other."""
         return self.event.nodes is None or any(graph_problems(self.event))
 
 

@@ -10,11 +10,12 @@ from random import Random
 
 from msgspec.structs import replace
 
+from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.converters.exports.chrome import write_chrome
 from llamacpp_instr.converters.exports.flat import LineSelection, expand_lines
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.check import check_log
-from llamacpp_instr.log.reader import read_events
+from llamacpp_instr.log.reader import LogReader, read_events
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.log.schema import Compute, Context, Event, Graph, Level, Mark, Plan, StepBegin
 from llamacpp_instr.log.session import load_parts
@@ -43,6 +44,43 @@ READERS: dict[str, Callable[[Path], object]] = {
     "flat": lambda log: deque(expand_lines(read_events(log), LineSelection()), 0),
 }
 ALL = {**READERS, "check": lambda log: deque(check_log(log), 0)}
+
+
+NOT_WHOLE = re.compile(
+    r"\w+: ((model|context|graph|plan|step|compute|mark|connection) \d+ "
+    r"(was never|was given|was ended|has ended|is over|never began|ends and)"
+    r"|tensor \d+ of model \d+ was given|of context|occurs a second time"
+    r"|graph \d+ was given without|plan \d+ is of graph|\d+ kernels, plan|split -?\d+, the graph"
+    r"|node \d+ of graph|node \d+ reads|\d+ uses of"
+    r"|column `\w+` (has|is missing|does not belong))"
+)
+"""how those findings of `check` begin that no reader can pass over"""
+
+
+def refusal(name: str, path: Path) -> str | None:
+    """The line that a reader refuses, and why."""
+    try:
+        ALL[name](path)
+    except LogError as error:
+        return str(error)
+    return None
+
+
+def assert_all_agree(path: Path, log: bytes) -> None:
+    """Every reader of a log, which is written to `path`, refuses the first event that `check` says
+    is not whole or not of the schema, and no other; or it is no log for `check` either."""
+    path.write_bytes(log)
+    expected = refusal("check", path)
+    if expected is None:
+        items = LogReader(path, "give").items()
+        undecoded = {line for line, event in items if isinstance(event, str)}
+        first = (
+            str(finding)
+            for finding in check_log(path)
+            if finding.line in undecoded or NOT_WHOLE.match(finding.message)
+        )
+        expected = next(first, None)
+    assert {name: refusal(name, path) for name in READERS} == dict.fromkeys(READERS, expected)
 
 
 def findings(path: Path, log: bytes) -> list[tuple[int, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from random import Random
 
@@ -10,11 +9,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from llamacpp_instr.base.errors import LogError
 from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.resolve import Resolver
-from tests.kit.log_readers import READERS
+from tests.kit.log_readers import READERS, assert_all_agree, refusal
 from tests.kit.made_log import encode, make_log
 from tests.kit.strategies import damaged_logs
 
@@ -23,14 +21,6 @@ LOGS = [
     *(path.read_bytes() for path in sorted(FIXTURES.glob("*.log"))),
     *(encode(make_log(Random(i).randint, 2, level)) for i, level in enumerate(s.LEVELS)),
 ]
-NOT_WHOLE = re.compile(
-    r"^\w+: ((model|context|graph|plan|step|compute|mark|connection) \d+ "
-    r"(was never|was given|was ended|has ended|is over|never began|ends and)"
-    r"|tensor \d+ of model \d+ was given|of context|occurs a second time"
-    r"|graph \d+ was given without|plan \d+ is of graph|\d+ kernels, plan|split \d+, the graph"
-    r"|node \d+ of graph)"
-)
-"""the findings of `check` that no reader can pass over"""
 
 
 @given(log=damaged_logs(LOGS))
@@ -39,30 +29,14 @@ def test_all_readers_agree_on_what_is_whole(
     log: bytes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Every reader refuses the first event that `check` says is not whole, and no other."""
-    agree(tmp_path_factory.getbasetemp() / "damaged.log", log)
+    assert_all_agree(tmp_path_factory.getbasetemp() / "damaged.log", log)
 
 
 def test_all_readers_agree_on_an_event_that_is_alone_or_missing(tmp_path: Path) -> None:
     lines = (FIXTURES / "every-event.log").read_bytes().splitlines(keepends=True)
     for at in range(1, len(lines)):
-        agree(tmp_path / "damaged.log", lines[0] + lines[at])
-        agree(tmp_path / "damaged.log", b"".join(lines[:at] + lines[at + 1 :]))
-
-
-def agree(path: Path, log: bytes) -> None:
-    path.write_bytes(log)
-    first = next((f for f in check_log(path) if NOT_WHOLE.search(f.message)), None)
-    expected = first and str(first)
-    assert {name: refusal(name, path) for name in READERS} == dict.fromkeys(READERS, expected)
-
-
-def refusal(name: str, path: Path) -> str | None:
-    """The line that a reader refuses, and why."""
-    try:
-        READERS[name](path)
-    except LogError as error:
-        return str(error)
-    return None
+        assert_all_agree(tmp_path / "damaged.log", lines[0] + lines[at])
+        assert_all_agree(tmp_path / "damaged.log", b"".join(lines[:at] + lines[at + 1 :]))
 
 
 @pytest.mark.parametrize("kind", [s.Token, s.StepBegin, s.Sync, s.Memory, s.Kv])
