@@ -64,16 +64,20 @@ def instr_over_rpc(
     )  # fmt: skip
 
 
+LISTEN, ESTABLISHED, CLOSE_WAIT = "0A", "01", "08"
+"""states of a socket in /proc/net/tcp"""
+
+
+def socket_states(port: int, inside: Sequence[str] = ()) -> set[str]:
+    """The states of the sockets of this machine's end of a port."""
+    command = [*inside, "cat", "/proc/net/tcp"]
+    rows = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()[1:]
+    return {row.split()[3] for row in rows if row.split()[1].endswith(f":{port:04X}")}
+
+
 def wait_for_port(port: int, inside: Sequence[str] = ()) -> None:
     """Until something listens there. A connection would be the server's only one."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        command = [*inside, "cat", "/proc/net/tcp"]
-        rows = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()[1:]
-        if any(f":{port:04X} " in row and row.split()[3] == "0A" for row in rows):
-            return
-        time.sleep(0.05)
-    raise TimeoutError(port)
+    until(lambda: LISTEN in socket_states(port, inside))
 
 
 def free_port() -> int:
@@ -95,9 +99,14 @@ class RecordedServer:
     address: str
     log: Path
     process: subprocess.Popen[bytes]
+    inside: Sequence[str] = ()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """End it as a user does; returns its status."""
+        """End it as a user does, when it has noticed that its clients are gone; returns its status.
+        With the reply of a command, a client knows of its end before the server has noted it."""
+        port = int(self.address.rpartition(":")[2])
+        if number == signal.SIGTERM:
+            until(lambda: socket_states(port, self.inside).isdisjoint({ESTABLISHED, CLOSE_WAIT}))
         self.process.send_signal(number)
         return self.process.wait(60)
 
@@ -135,7 +144,8 @@ def recorded_server(
     ) as process:  # fmt: skip
         try:
             wait_for_port(port, machine.inside)
-            yield RecordedServer(f"{machine.host}:{port}", log or Path(os.devnull), process)
+            address = f"{machine.host}:{port}"
+            yield RecordedServer(address, log or Path(os.devnull), process, machine.inside)
         finally:
             if process.poll() is None:
                 process.terminate()

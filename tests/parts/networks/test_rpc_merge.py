@@ -55,7 +55,7 @@ def record(
         for server in servers:
             server.stop()
         for log in logs:
-            until(lambda log=log: read_events(log)[-1]["event"] == "session_end")
+            until(lambda log=log: b'"event":"session_end"' in log.read_bytes())
     return logs, merge(logs), [10**9 * seconds for seconds in ahead]
 
 
