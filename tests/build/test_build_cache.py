@@ -118,26 +118,37 @@ def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_place_is_for_one_process_and_a_killed_ones_is_swept(tmp_path: Path) -> None:
     code = (
-        "import pathlib, sys, time\n"
+        "import pathlib, sys\n"
         "from llamacpp_instr.llama.build.wheel import workplace\n"
         f"with workplace(pathlib.Path({str(tmp_path)!r}), sys.argv[1], sys.stderr) as place:\n"
         "    (place / 'file').write_text('')\n"
         "    print('in', flush=True)\n"
-        "    time.sleep(float(sys.argv[2]))\n"
+        "    sys.stdin.read()\n"
     )
 
-    def start(name: str, seconds: float) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", code, name, str(seconds)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=REPOSITORY, text=True)
+    def start(name: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, name], cwd=REPOSITORY, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == "in\n"
         return process
 
-    with start("killed", 60) as killed:
+    with start("killed") as killed:
         killed.kill()
     assert (tmp_path / "work" / "killed" / "file").exists()
-    stream = io.StringIO()
-    with start("mine", 1), start("other", 60) as other:
+
+    class Said(io.StringIO):
+        """Ends the process that holds the place once this one waits for it."""
+
+        def write(self, text: str) -> int:
+            assert mine.stdin is not None
+            mine.stdin.close()
+            return super().write(text)
+
+    stream = Said()
+    with start("mine") as mine, start("other") as other:
         assert not (tmp_path / "work" / "killed").exists(), "swept by the next one"
         with workplace(tmp_path, "mine", stream) as place:
             assert list(place.iterdir()) == []

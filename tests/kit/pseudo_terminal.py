@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import select
 import struct
 import subprocess
 import termios
@@ -47,11 +48,12 @@ class PseudoTerminal:
 
     def _listen(self) -> None:
         while True:
-            try:
-                piece = os.read(self._ours, 1 << 16)
-            except OSError:  # closed
-                return
+            select.select([self._ours], [], [])
             with self._lock:
+                try:
+                    piece = os.read(self._ours, 1 << 16)
+                except OSError:  # closed
+                    return
                 self.written += piece
                 self._stream.feed(piece)
 
@@ -77,18 +79,28 @@ class PseudoTerminal:
         """Wait until all `texts` are on the screen; returns its lines."""
         end = time.monotonic() + PATIENCE_S
         while True:
+            is_over = self.process.poll() is not None
+            if is_over:
+                self._drain()
             lines = self.lines
             if all(text in "\n".join(lines) for text in texts):
                 return lines
             assert time.monotonic() < end, "\n".join(lines)
-            assert self.process.poll() is None, "\n".join(lines)
+            assert not is_over, "\n".join(lines)
             time.sleep(0.02)
 
     def wait(self) -> int:
         """Wait until the program ends; returns its exit status."""
         status = self.process.wait(PATIENCE_S)
-        time.sleep(0.1)  # for the listener
+        self._drain()
         return status
+
+    def _drain(self) -> None:
+        """Wait until the listener has read all that was written."""
+        while select.select([self._ours], [], [], 0)[0]:
+            time.sleep(0.01)
+        with self._lock:
+            pass
 
     @property
     def is_as_before(self) -> bool:

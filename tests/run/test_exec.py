@@ -183,7 +183,7 @@ def test_a_library_in_a_program_of_half_a_tenth_of_a_second_is_named(
         subprocess.run(["cc", *words.split()], cwd=tmp_path, check=True)
     named = f"the program loaded {tmp_path}/libllama.so, which is not the instrumented library"
     # other work may take all its time from `instr exec`, but not every time
-    assert any(named in instr("exec", "--", "./short").stderr for _ in range(5))
+    assert any(named in instr("exec", "--", "./short").stderr for _ in range(100))
 
 
 def test_a_program_that_records_itself_is_told_who_records(
@@ -235,7 +235,10 @@ def test_ctrl_c_on_the_terminal_reaches_the_program_once(
         "import signal, time\n"
         "seen = []\n"
         "signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
-        "print('ready', flush=True); time.sleep(2); print('seen', len(seen), flush=True)"
+        "print('ready', flush=True)\n"
+        "while not seen: time.sleep(0.01)\n"
+        "time.sleep(1)\n"  # for a second one
+        "print('seen', len(seen), flush=True)"
     )
     pid, terminal = os.forkpty()
     if pid == 0:
