@@ -24,6 +24,7 @@ from llamacpp_instr.log.reader import LogReader
 from llamacpp_instr.log.resolve import Resolver
 from llamacpp_instr.model.file import demo_model as find_demo_model
 from tests.kit import sdist_kit, tiny_models
+from tests.kit.fixed_environment import fix_this_process
 from tests.kit.nursery import Nursery, start_nursery
 
 ROOT = Path(__file__).parent.parent
@@ -36,8 +37,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # collecting creates many objects that live until the end
 gc.disable()
 
-# what pages show, and what must fit there
-os.environ["COLUMNS"] = "80"
+fix_this_process()
 
 # `make test-peers` has an environment without it
 if find_spec("hypothesis"):
