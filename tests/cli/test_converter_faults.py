@@ -4,12 +4,14 @@ complete new one remains, never a part."""
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.kit.programs import in_namespace
+from tests.kit.report_names import word
 from tests.kit.rpc_logs import Server, made_logs
 
 pytestmark = pytest.mark.native
@@ -18,24 +20,24 @@ LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 TENSOR = "blk.1.q4_k.weight"
 COMMANDS = {
-    "trace": f"to-perfetto {LOG} -o output",
-    "trace, gzip": f"to-perfetto {LOG} --gzip -o output",
-    "trace, JSON": f"to-perfetto {LOG} --format json -o output",
-    "trace, JSON, gzip": f"to-perfetto {LOG} --format json --gzip -o output",
-    "parquet": f"to-parquet {LOG} -o output",
-    "spans": f"to-otlp {LOG} -o output",
-    "csv": f"to-parquet {LOG} --csv -o output",
-    "cat": f"cat {LOG} --expand -o output",
-    "stats": f"stats {LOG} --html -o output",
-    "diff": f"diff {LOG} {LOG} -o output",
-    "memory": f"memory {LOG} -o output.html",
-    "compare": f"compare {LOG} {LOG} -o output.html",
-    "inspect": f"inspect {MODEL} --json -o output",
-    "blocks": f"blocks {MODEL} {TENSOR} --html -o output",
-    "weights": f"weights {MODEL} *q4_k* --html -o output",
+    "trace": f"to-perfetto {word(LOG)} -o output",
+    "trace, gzip": f"to-perfetto {word(LOG)} --gzip -o output",
+    "trace, JSON": f"to-perfetto {word(LOG)} --format json -o output",
+    "trace, JSON, gzip": f"to-perfetto {word(LOG)} --format json --gzip -o output",
+    "parquet": f"to-parquet {word(LOG)} -o output",
+    "spans": f"to-otlp {word(LOG)} -o output",
+    "csv": f"to-parquet {word(LOG)} --csv -o output",
+    "cat": f"cat {word(LOG)} --expand -o output",
+    "stats": f"stats {word(LOG)} --html -o output",
+    "diff": f"diff {word(LOG)} {word(LOG)} -o output",
+    "memory": f"memory {word(LOG)} -o output.html",
+    "compare": f"compare {word(LOG)} {word(LOG)} -o output.html",
+    "inspect": f"inspect {word(MODEL)} --json -o output",
+    "blocks": f"blocks {word(MODEL)} {TENSOR} --html -o output",
+    "weights": f"weights {word(MODEL)} *q4_k* --html -o output",
     "weights, npz": "weights demo -o output.npz",
     "weights, safetensors": "weights demo -o output.safetensors",
-    "quality": f"quality {MODEL} {MODEL} --only weights --html -o output",
+    "quality": f"quality {word(MODEL)} {word(MODEL)} --only weights --html -o output",
     "merge": "merge RPC_LOGS -o output",
 }
 
@@ -45,8 +47,8 @@ def words_of(name: str, folder: Path) -> list[str]:
     command = COMMANDS[name]
     if "RPC_LOGS" in command:
         logs = made_logs(1, [Server("10.0.0.2", 0)]).write(folder)
-        command = command.replace("RPC_LOGS", " ".join(map(str, logs)))
-    return command.split()
+        command = command.replace("RPC_LOGS", " ".join(map(word, logs)))
+    return shlex.split(command)
 
 
 def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_a_full_disk_is_one_line_and_no_file(tmp_path: Path) -> None:
     assert statuses == [1] * len(COMMANDS)
     for name, command in COMMANDS.items():
         printed = (kept / name).read_text()
-        output = command.split()[command.split().index("-o") + 1]
+        output = command.rpartition("-o ")[2].split()[0]
         assert printed.count("\n") == 1, name
         assert printed.startswith(f"Error: {output} cannot be written: "), name
         assert printed.endswith("No space left on device\n"), name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import get_args
 
@@ -15,20 +16,30 @@ from click.testing import CliRunner, Result
 from llamacpp_instr import cli
 from llamacpp_instr.report.report import Unit
 from tests.kit.in_process import titled
+from tests.kit.native_kit import ROOT
 from tests.kit.nursery import Nursery
-from tests.kit.report_names import LOG, MEASURED, PAGE, REPORTS, in_json, listed
+from tests.kit.report_names import LOG, MEASURED, PAGE, REPORTS, in_json, listed, word
 
 FORMS = {"csv": "", "md": "## ", "html": "<!doctype html>"}
+ON_LOG = (
+    "cat {}", "cat {} --expand", "check {}", "check {} --json", "to-perfetto {} -o -",
+    "to-perfetto {} --gzip -o -", "to-perfetto {} --format json -o -",
+    "to-perfetto {} --format json --gzip -o -", "cat {} --expand -o -", "stats {} --html -o -",
+)  # fmt: skip
 PRINTING = [
-    *REPORTS.values(), f"cat {LOG}", f"cat {LOG} --expand", f"check {LOG}", f"check {LOG} --json",
-    f"to-perfetto {LOG} -o -", f"to-perfetto {LOG} --gzip -o -",
-    f"to-perfetto {LOG} --format json -o -", f"to-perfetto {LOG} --format json --gzip -o -",
-    f"cat {LOG} --expand -o -", f"stats {LOG} --html -o -", "--help", "stats --help", "--version",
-]  # fmt: skip
+    *REPORTS.values(),
+    *(line.format(word(LOG)) for line in ON_LOG),
+    *("--help", "stats --help", "--version"),
+]
+
+
+def short_name(line: str) -> str:
+    """Of a test, wherever the clone is."""
+    return line.replace(str(ROOT), "")
 
 
 def instr(line: str, *more: object) -> Result:
-    return CliRunner().invoke(cli.main, [*line.split(), *map(str, more)])
+    return CliRunner().invoke(cli.main, [*shlex.split(line), *map(str, more)])
 
 
 @pytest.mark.native
@@ -61,9 +72,10 @@ def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Pat
         (REPORTS["summary"] + " -o it.pftrace", ".pftrace is written by `instr to-perfetto`"),
         (REPORTS["schedule"] + " -o it.pftrace", ".pftrace is written by --perfetto"),
         (REPORTS["blocks"] + " -o it.PNG", ".png is written by --heat-map"),
-        (f"page {LOG} -o it.pftrace", "a page is FILE.html"),
-        (f"to-perfetto {LOG} -o it.json", "--format json"),
+        (f"page {word(LOG)} -o it.pftrace", "a page is FILE.html"),
+        (f"to-perfetto {word(LOG)} -o it.json", "--format json"),
     ],
+    ids=short_name,
 )  # fmt: skip
 def test_a_suffix_of_something_else_is_refused(
     line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -120,7 +132,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.native
 @pytest.mark.parametrize("name", REPORTS)
 def test_one_of_a_kind_is_no_plural(name: str, short: Path) -> None:
-    text = instr(REPORTS[name].replace(str(LOG), str(short))).stdout
+    text = instr(REPORTS[name].replace(word(LOG), word(short))).stdout
     assert re.findall(r"(?<![\w.,:±-])1 (?:[a-z]+ )?[a-z]{3,}s\b(?! *\n)", text) == []
 
 
@@ -141,9 +153,9 @@ def test_json_has_the_figures_of_the_notes_as_numbers() -> None:
 
 
 @pytest.mark.native
-@pytest.mark.parametrize("line", PRINTING)
+@pytest.mark.parametrize("line", PRINTING, ids=short_name)
 def test_a_reader_that_leaves_is_no_error(line: str, nursery: Nursery, tmp_path: Path) -> None:
-    done = nursery.run(line.split(), tmp_path, reader=False)
+    done = nursery.run(shlex.split(line), tmp_path, reader=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert list(tmp_path.iterdir()) == []
 
@@ -151,8 +163,8 @@ def test_a_reader_that_leaves_is_no_error(line: str, nursery: Nursery, tmp_path:
 def test_a_verdict_does_not_depend_on_the_reader(nursery: Nursery, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.log"
     damaged.write_bytes(LOG.read_bytes()[:-100])
-    for line in (f"check {damaged}", f"check {damaged} --json"):
-        assert nursery.run(line.split(), tmp_path, reader=False).returncode == 1
+    for line in (f"check {word(damaged)}", f"check {word(damaged)} --json"):
+        assert nursery.run(shlex.split(line), tmp_path, reader=False).returncode == 1
 
 
 @pytest.mark.native

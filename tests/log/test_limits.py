@@ -7,6 +7,7 @@ import pytest
 
 from tests.fuzz.targets import SURFACES
 from tests.kit.native_kit import DEMO, ROOT
+from tests.kit.report_names import word
 
 pytestmark = pytest.mark.native
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
@@ -37,15 +38,15 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
             "schedule FILE --phase prefill --split tiles",
         ],
     ),
-    "diff": ("log", ["diff FILE FILE", f"diff {SOUND} FILE --by layer"]),
+    "diff": ("log", ["diff FILE FILE", f"diff {word(SOUND)} FILE --by layer"]),
     "compression": ("log", ["report FILE", "report FILE -o OUT.html"]),
-    "comparison": ("log", ["compare FILE FILE", f"compare {SOUND} FILE -o OUT.html"]),
+    "comparison": ("log", ["compare FILE FILE", f"compare {word(SOUND)} FILE -o OUT.html"]),
     "gguf_header": ("gguf", ["inspect FILE --json"]),
     "inspection": ("gguf", ["inspect FILE", "inspect FILE --tensors"]),
     "blocks": ("gguf", ["blocks FILE token_embd.weight", "blocks FILE blk.0.f16.weight"]),
-    "model_report": ("gguf", ["report FILE", f"compare FILE {TYPES}"]),
-    "weights": ("gguf", ["weights FILE", f"quality FILE {TYPES} --only weights"]),
-    "imatrix": ("imatrix", [f"quantize {DEMO} --types Q4_K_M --imatrix FILE --dry-run"]),
+    "model_report": ("gguf", ["report FILE", f"compare FILE {word(TYPES)}"]),
+    "weights": ("gguf", ["weights FILE", f"quality FILE {word(TYPES)} --only weights"]),
+    "imatrix": ("imatrix", [f"quantize {word(DEMO)} --types Q4_K_M --imatrix FILE --dry-run"]),
 }
 """what a user types to reach each surface, and the kind of its files"""
 

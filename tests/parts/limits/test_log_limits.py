@@ -4,6 +4,7 @@ hold much, in 1 GB of memory and 20 s a file: done, or refused in one line."""
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -34,9 +35,8 @@ def test_no_small_file_takes_much_memory_or_time(
     for command in commands:
         for number, file in enumerate(files):
             out = str(tmp_path / f"{len(lines)}-{number}")
-            lines.append(
-                [word.replace("FILE", str(file)).replace("OUT", out) for word in command.split()]
-            )
+            words = shlex.split(command)
+            lines.append([word.replace("FILE", str(file)).replace("OUT", out) for word in words])
     results = tmp_path / "results"
     # discarded: what is printed is as long as the file says
     done = subprocess.run(
