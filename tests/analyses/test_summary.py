@@ -336,15 +336,16 @@ def test_a_section_has_the_largest_of_many_rows(tmp_path):
 
 
 def test_layers_take_time_in_proportion_to_their_number(tmp_path):
-    """40,000 layers took 12 s, and twice as many four times as long; now they take 0.3 s."""
+    """160,000 layers took more than three minutes, and twice as many four times as long; now they
+    take a second."""
     events = make_log(Random(2).randint, n_contexts=1, level="verbose")[:-1]
     layers = next(event for event in events if isinstance(event, s.Layers))
-    n = 40_000
+    n = 160_000
     layers.layer, layers.dur, layers.gap = list(range(n)), [1] * n, None
     session = session_of(tmp_path / "long.log", events)
     begin = time.process_time()
     found = by_title(compute_summary(session))
-    assert time.process_time() - begin < 5
+    assert time.process_time() - begin < 60
     assert len(found["Layers"].rows) == ALL_LAYERS
 
 

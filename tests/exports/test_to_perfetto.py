@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -186,17 +187,21 @@ def test_a_full_disk_is_one_line_and_no_file(
 def test_ctrl_c_in_a_long_conversion_leaves_what_was_there(
     tmp_path: Path, environment: dict[str, str], before: bytes | None
 ) -> None:
-    write_coming_and_going(tmp_path / "long.log", 30_000_000, 1000)
+    write_coming_and_going(tmp_path / "long.log", 8_000_000, 1000)
+    content = (tmp_path / "long.log").read_bytes()
+    (tmp_path / "long.log").unlink()
     if before is not None:
         (tmp_path / "a.pftrace").write_bytes(before)
     # not `python -m`: there CPython ends itself with the signal, instead of status 130, if it came
     # while a module defined a dataclass
     program = str(Path(sys.executable).with_name("instr"))
-    command = [program, "to-perfetto", "long.log", "-o", "a.pftrace"]
+    command = [program, "to-perfetto", "-", "-o", "a.pftrace"]
     with subprocess.Popen(
         [*command, "--force"], cwd=tmp_path, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+    ) as process, ThreadPoolExecutor(1) as writer:  # fmt: skip
+        assert process.stdin is not None
+        writer.submit(process.stdin.write, content)  # and never closed, so it has no end
         while not sum(path.stat().st_size for path in tmp_path.glob(".instr-*")):
             assert process.poll() is None
             time.sleep(0.005)
@@ -206,7 +211,6 @@ def test_ctrl_c_in_a_long_conversion_leaves_what_was_there(
         assert process.stdout.read() == b""
         assert process.stderr is not None
         assert process.stderr.read().strip() == b"Interrupted"
-    (tmp_path / "long.log").unlink()
     left = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert left == ({} if before is None else {"a.pftrace": before})
 

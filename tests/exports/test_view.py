@@ -69,7 +69,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 def ask(server: UiServer, path: str, host: str = "", method: str = "GET") -> Answer:
     """Status, headers and body; the path is sent unchanged."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
     connection.putrequest(method, path, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{server.port}")
     connection.endheaders()
@@ -187,7 +187,7 @@ def test_a_page_whose_name_was_rebound_to_us_gets_nothing(server: UiServer, host
 @pytest.mark.parametrize("names", [[], ["127.0.0.1", "evil.example"]])
 def test_a_request_says_once_whom_it_is_for(server: UiServer, names: list[str]) -> None:
     hosts = "".join(f"Host: {name}\r\n" for name in names)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as connection:
         connection.sendall(f"GET / HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())
         assert connection.recv(100).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 421 "))
 

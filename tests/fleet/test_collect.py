@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
@@ -254,6 +256,44 @@ def test_a_full_disk_is_one_line_and_nothing_half_written(tmp_path: Path) -> Non
     assert done.stderr == f"Error: {dataset}: File too large\n"
     assert {path.name for path in dataset.iterdir()} == {"_format", "_lock"}
     assert collect(log, "-o", dataset).returncode == 0
+
+
+# `instr`, killed before a file gets its name, once that many have
+KILLED = """if True:
+    import os, signal, sys
+    from llamacpp_instr.__main__ import main
+    named, most = [], int(sys.argv.pop(1))
+    def look(event, _):
+        if event == "os.rename":
+            named.append(event)
+            if len(named) > most:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(look)
+    main()
+"""
+
+
+@pytest.mark.native
+def test_a_killed_collect_leaves_each_log_whole_or_absent(tmp_path: Path) -> None:
+    folder, dataset = tmp_path / "logs", tmp_path / "fleet"
+    folder.mkdir()
+    for i in range(8):
+        write_log(folder / f"{i}.log", i, repeat=2)
+    seen = set()
+    for most in (0, 1, 2, 4, 5, 9):
+        command = [sys.executable, "-c", KILLED, str(most), "collect", folder, "-o", dataset]
+        done = subprocess.run(command, stderr=subprocess.DEVNULL, cwd=ROOT, check=False)
+        assert done.returncode == -signal.SIGKILL
+        if not (dataset / "_format").is_file():
+            continue
+        check(dataset)
+        seen.add(len(known_logs(dataset)))
+    assert len(seen) > 2, "it was killed in the middle"
+    done = collect(folder, "-o", dataset)
+    assert done.returncode == 0
+    check(dataset)
+    assert len(known_logs(dataset)) == 8
+    assert list(dataset.glob(".*")) == []
 
 
 def check(dataset: Path) -> None:

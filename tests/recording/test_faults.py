@@ -227,14 +227,12 @@ def test_a_reader_that_goes_away_does_not_end_the_program(tmp_path: Path) -> Non
 
 
 NO_THREAD = """
-    import sys, time, llama_cpp, llamacpp_instr
+    import sys, llama_cpp, llamacpp_instr
     from llamacpp_instr.base.errors import UsageError
-    begin = time.monotonic()
     try:
         llamacpp_instr.record(sys.argv[1])
     except UsageError as error:
         print(error)
-    print(time.monotonic() - begin < 1)
 """
 
 
@@ -243,8 +241,7 @@ def test_a_recorder_without_a_thread_is_one_line(tmp_path: Path) -> None:
     command = ["sh", "-c", 'ulimit -s 1000000000; exec "$@"', "sh", *python(NO_THREAD, "a.log")]
     env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=300
     )
-    message, at_once = done.stdout.splitlines()
-    assert (message, at_once) == ("a.log: Resource temporarily unavailable", "True")
+    assert done.stdout == "a.log: Resource temporarily unavailable\n"
     assert list(tmp_path.iterdir()) == []

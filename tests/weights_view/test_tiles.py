@@ -28,6 +28,7 @@ from llamacpp_instr.lab.weights.measure import WeightReader
 from llamacpp_instr.model.file import load_model_file
 
 RANDOM = np.random.default_rng(5)
+PATIENCE_S = 300
 
 
 def matrix_of(values: np.ndarray, reads: list[int] | None = None) -> Matrix:
@@ -158,14 +159,14 @@ def test_those_who_ask_at_once_share_the_base(
     def compute(matrix: Matrix, measure: Measure, threads: int) -> Cells:
         made.append(1)
         begun.set()
-        assert go.wait(10)
+        assert go.wait(PATIENCE_S)
         return compute_base(matrix, measure, threads)
 
     monkeypatch.setattr(tensors, "compute_base", compute)
     _, base = demo._cells(0, 0, "rms")
     with ThreadPoolExecutor(3) as pool:
         asked = [pool.submit(base)]
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE_S)
         asked += [pool.submit(base) for _ in range(2)]
         go.set()
         assert len({id(of.result()) for of in asked}) == 1

@@ -64,7 +64,7 @@ def test_the_examples_work(line: Line, tmp_path: Path) -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         place = urlsplit(process.stdout.readline().strip())
-        connection = http.client.HTTPConnection(place.netloc, timeout=10)
+        connection = http.client.HTTPConnection(place.netloc, timeout=300)
         connection.request("GET", f"{place.path}tensors")
         models = json.loads(connection.getresponse().read())["models"]
         process.send_signal(signal.SIGINT)

@@ -26,6 +26,7 @@ from tests.kit.block_models import random_rows, write_blocks
 
 pytestmark = pytest.mark.native
 
+PATIENCE_S = 300
 RANDOM = np.random.default_rng(2)
 MATRIX = RANDOM.normal(size=(300, 512)).astype(np.float32)
 OTHER = MATRIX + RANDOM.normal(0, 0.1, MATRIX.shape).astype(np.float32)
@@ -43,7 +44,7 @@ class Served:
     server: WeightsServer
 
     def get(self, path: str, name: str | None = None, **headers: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE_S)
         own = "/" + self.server.address.split("/", 3)[3]
         connection.putrequest("GET", (own if name is None else name) + path,
                               skip_host="Host" in headers)  # fmt: skip
@@ -85,7 +86,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     started = threading.Event()
     thread = threading.Thread(target=server.run, args=(started.set,), daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     yield Served(path, server)
     server.stop()
     thread.join()
@@ -132,7 +133,7 @@ def test_a_vector_is_served_whole(served: Served) -> None:
 
 
 def test_figures_arrive_in_the_order_of_the_file(served: Served) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_S
     while not served.ask("figures")["over"]:
         assert time.monotonic() < end
     figures = served.ask("figures")["figures"]

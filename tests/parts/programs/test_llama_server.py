@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from llamacpp_instr.log.session import Session, load_session
 from tests.conftest import read_events
 from tests.kit.llama_programs import Answer, llama_server
 from tests.kit.reports import by_title
+from tests.kit.rpc_kit import until
 
 pytestmark = pytest.mark.native
 
@@ -170,7 +170,7 @@ def test_a_signal_leaves_whole_lines(
     log = tmp_path / "server.log"
     with llama_server(demo_model, log, "-c", "1024", "-np", "1", end=number) as server:
         server.complete("Once upon a time", 8)
-        time.sleep(0.3)  # the log is written ten times a second
+        until(lambda: log.read_bytes().count(b'"event":"token"') == 8)
     session = load_session(log)
     closed = number != signal.SIGKILL
     assert session.log_end.state == ("closed" if closed else "unclosed")

@@ -37,6 +37,7 @@ from llamacpp_instr.prediction.probe.file import read_probe
 from llamacpp_instr.prediction.steps import predict_tokens
 from tests.conftest import read_events
 from tests.kit.llama_programs import Server, llama_server, programs
+from tests.kit.rpc_kit import until
 
 pytestmark = pytest.mark.native
 
@@ -163,7 +164,8 @@ def test_a_client_may_leave_the_queue(demo_model: Path, tmp_path: Path) -> None:
         busy = pool.submit(leave, server, 3, STORY, 30_000)
         while "llamacpp:requests_processing 1" not in server.get("/metrics"):
             time.sleep(0.05)
-        leave(server, 0.1, OTHER, 4)
+        with asked(server, OTHER, 4):
+            until(lambda: "llamacpp:requests_deferred 1" in server.get("/metrics"))
         busy.result()
         server.complete("Once", 2)
     session = load_session(log)
@@ -176,11 +178,17 @@ def test_a_client_may_leave_the_queue(demo_model: Path, tmp_path: Path) -> None:
 
 def leave(server: Server, after: float, prompt: str, n: int) -> None:
     """Sends a request and closes the connection after this many seconds."""
+    with asked(server, prompt, n):
+        time.sleep(after)
+
+
+def asked(server: Server, prompt: str, n: int) -> socket.socket:
+    """The connection of a request that was sent."""
     body = json.dumps({"prompt": prompt, "n_predict": n, "ignore_eos": True}).encode()
     head = f"POST /completion HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port)) as connection:
-        connection.sendall(head.encode() + body)
-        time.sleep(after)
+    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection.sendall(head.encode() + body)
+    return connection
 
 
 def test_prompts_move_to_ram_and_back(demo_model: Path, tmp_path: Path) -> None:
