@@ -147,8 +147,9 @@ def test_a_log_is_written_while_its_program_runs_or_if_it_is_young(
 ) -> None:
     (path,) = started(tmp_path / "it.log", 1, 4242)
     monkeypatch.setattr(follow, "_runs", lambda pid: runs and pid == 4242)
-    then = time.time() - age
-    os.utime(path, (then, then))
+    now = path.stat().st_mtime + age
+    clock = SimpleNamespace(monotonic=time.monotonic, time=lambda: now)
+    monkeypatch.setattr(follow, "time", clock)
     if written:
         assert FollowedLog(path, threading.Event()).is_catching_up
     else:

@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -78,7 +79,7 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, zstandard.compress])
 @pytest.mark.parametrize("size", [0, 1, 3, 1000, (1 << 18) + 1])
 def test_chunks_are_the_content_and_none_is_too_large(compress, size: int, tmp_path: Path) -> None:
-    data = os.urandom(size)
+    data = Random(size).randbytes(size)
     path = tmp_path / "file"
     path.write_bytes(compress(data))
     file = path.open("rb")
