@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -31,7 +32,7 @@ from tests.kit.made_machine import made_machine
 from tests.kit.made_probe import probe_of
 from tests.kit.native_kit import ROOT
 from tests.kit.quantize_kit import importances, write_imatrix
-from tests.kit.report_names import FASTER
+from tests.kit.report_names import FASTER, word
 from tests.kit.rpc_logs import Server, made_logs
 
 PARTS = [f"split-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
@@ -43,6 +44,7 @@ OTHER_INPUTS = [
     "machine.json", "text.txt", "program.py", "server.log", "client.log", "server-a.log",
 ]  # fmt: skip
 TENSOR = "blk.0.attn_q.weight"
+PYTHON = word(sys.executable)
 RECORDS = "import llama_cpp\nllama_cpp.Llama('model.gguf', n_ctx=32, verbose=False)\n"
 
 
@@ -59,14 +61,14 @@ class Case:
     @property
     def option(self) -> tuple[str, str]:
         """The command, and its option that names the output."""
-        command, *words = self.line.split()
+        command, *words = shlex.split(self.line)
         option = [command, *words][words.index("{}")]
         return command, "--output" if option == "-o" else option
 
     @property
     def reads(self) -> set[str]:
         """The inputs in the line."""
-        return set(self.line.split()) & {*MODELS, *OTHER_INPUTS}
+        return set(shlex.split(self.line)) & {*MODELS, *OTHER_INPUTS}
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -139,7 +141,7 @@ ALL = [
          "captured", ("captured", "captured/*", "new.log")),
     Case(f"debug {SPLIT} -p hello {RUN} --log {{}}", "old.log"),
     *(
-        Case(f"exec --log {{}} {rotate} -- {sys.executable} program.py", "old.log",
+        Case(f"exec --log {{}} {rotate} -- {PYTHON} program.py", "old.log",
              ("old.log", "old.part2.log"))
         for rotate in ("", "--rotate 1MB")
     ),
@@ -188,7 +190,7 @@ def write_stock(place: Path) -> None:
         "quantize model.gguf --types Q8_0 -o quantized.gguf",
         "collect session.log -o fleet",
     ):
-        command = [sys.executable, "-m", "llamacpp_instr", *line.split()]
+        command = [sys.executable, "-m", "llamacpp_instr", *shlex.split(line)]
         subprocess.run(command, cwd=place, check=True, capture_output=True)
     made_logs(1, [Server("10.0.0.2")]).write(place)
     (place / "server.log").write_bytes(gzip.decompress(FASTER.read_bytes()))
@@ -302,13 +304,13 @@ def stderr_of(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def ids(case: object) -> str | None:
-    return case.line.replace(sys.executable, "python") if isinstance(case, Case) else None
+    return case.line.replace(PYTHON, "python") if isinstance(case, Case) else None
 
 
 @pytest.mark.parametrize("case", ALL, ids=ids)
 def test_nothing_else_is_written(case: Case, place: Path, instr: Instr) -> None:
     before = files(place)
-    command, *words = case.line.format(case.output).split()
+    command, *words = shlex.split(case.line.format(case.output))
     force = () if command == "build" else ("--force",)  # build has none: a wheel has its digest
     done = instr(command, *force, *words)
     assert done.returncode == 0, stderr_of(done)
@@ -341,7 +343,7 @@ INPUTS = [
 @pytest.mark.parametrize(("case", "name"), INPUTS, ids=ids)
 def test_no_input_is_written_over(case: Case, name: str, refused: Callable[..., None]) -> None:
     """Another part of an input, and a model that an input names, count as inputs."""
-    command, *words = case.line.format(name).split()
+    command, *words = shlex.split(case.line.format(name))
     why = ["name another"] if case.option[1] != "--log" else []
     refused([command, "--force", *words], name, *why)
 
@@ -358,7 +360,7 @@ def test_no_input_is_written_over_by_a_model(
     line: str, place: Path, refused: Callable[..., None]
 ) -> None:
     shutil.copyfile(place / "quantized.gguf", place / "kept" / "model-Q8_0.gguf")
-    words = [*line.format(place.name).split(), "--force"]
+    words = [*shlex.split(line.format(place.name)), "--force"]
     refused(words, "would overwrite the input", "name another")
 
 
@@ -371,7 +373,10 @@ def test_no_input_that_was_redirected_is_written_over(
     before = files(place)
     with (place / "session.log").open() as log:
         done = subprocess.run(
-            [sys.executable, "-m", "llamacpp_instr", *line.split(), "-o", "session.log", "--force"],
+            [
+                sys.executable, "-m", "llamacpp_instr", *shlex.split(line), "-o", "session.log",
+                "--force",
+            ],
             cwd=place, env=environment, stdin=log, capture_output=True, text=True, check=False,
         )  # fmt: skip
     assert_refused(done, "session.log would overwrite the input standard input; name another file")
@@ -432,14 +437,15 @@ def test_the_directory_of_tables_keeps_its_mode_and_the_link_to_it(
         f"run model.gguf -p hello --chat {RUN} --log {{}}",
         "exec --log {} -- ./missing",
         "exec --log {} -- true",
-        f"exec --log {{}} --rotate 1MB -- {sys.executable} -c pass",
+        f"exec --log {{}} --rotate 1MB -- {PYTHON} -c pass",
     ],
+    ids=lambda line: line.replace(PYTHON, "python")[-60:],
 )
 def test_a_command_that_records_nothing_leaves_the_log_of_another(
     line: str, place: Path, instr: Instr
 ) -> None:
     before = files(place)
-    command, *words = line.format("old.log").split()
+    command, *words = shlex.split(line.format("old.log"))
     stderr_of(instr(command, "--force", *words))
     assert changed(before, files(place)) == set()
 
@@ -449,14 +455,15 @@ def test_a_command_that_records_nothing_leaves_the_log_of_another(
     "line",
     [
         f"run model.gguf -p hello {RUN} --log",
-        f"exec -- {sys.executable} program.py",
-        f"exec --rotate 1MB -- {sys.executable} program.py",
+        f"exec -- {PYTHON} program.py",
+        f"exec --rotate 1MB -- {PYTHON} program.py",
     ],
+    ids=lambda line: line.replace(PYTHON, "python"),
 )
 def test_only_a_log_is_replaced_by_a_log(
     line: str, name: str, refused: Callable[..., None]
 ) -> None:
-    command, *words = line.removesuffix(" --log").split()
+    command, *words = shlex.split(line.removesuffix(" --log"))
     refused([command, "--force", "--log", name, *words], name)
 
 
@@ -489,7 +496,7 @@ def test_the_longest_name_is_written_and_a_longer_one_refused(
     name = "n" * (length - len(suffix)) + suffix
     (place / "new.log").unlink()
     before = files(place)
-    command, *words = case.line.format(name).split()
+    command, *words = shlex.split(case.line.format(name))
     done = instr(command, *words)
     if length == 255:
         assert done.returncode == 0, stderr_of(done)
