@@ -48,7 +48,9 @@ def test_the_middle_of_a_bucket_is_within_the_error_of_all_in_it(tmp_path: Path)
     assert np.abs(middles[1:] / ns - 1).max() <= RELATIVE_ERROR * 1.0001
 
 
-@pytest.mark.parametrize("log", sorted((ROOT / "tests" / "fixtures").glob("*.log")), ids=str)
+@pytest.mark.parametrize(
+    "log", sorted((ROOT / "tests" / "fixtures").glob("*.log")), ids=lambda log: log.name
+)
 def test_the_figures_are_those_of_the_log(log: Path, tmp_path: Path) -> None:
     dataset = tmp_path / "fleet"
     assert collect(log, "-o", dataset).returncode == 0

@@ -110,12 +110,12 @@ def test_the_trace_and_the_page_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((LOG, "--layers", "7-9"), f"{LOG}: no layer 7 to schedule; its layers are 0 to 3"),
-        ((LOG, "--step", "999"), f"{LOG}: no step 999; its steps are 0 to 23"),
+        ((LOG, "--layers", "7-9"), f"{LOG.name}: no layer 7 to schedule; its layers are 0 to 3"),
+        ((LOG, "--step", "999"), f"{LOG.name}: no step 999; its steps are 0 to 23"),
         ((LOG, "--step", "1", "--phase", "decode"), "--phase or --step"),
         (
             (LOG, "--phase", "encode"),
-            f"{LOG}: no encode to schedule; it has prefill and decode: choose with --phase",
+            f"{LOG.name}: no encode to schedule; it has prefill and decode: choose with --phase",
         ),
         ((LOG, "--engines", "0"), "engines"),
         ((LOG, "--engines", "nowhere.toml"), "nowhere.toml"),
