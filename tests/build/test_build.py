@@ -17,6 +17,8 @@ from llamacpp_instr.base.errors import BuildError
 from llamacpp_instr.llama.build import source_tree
 from llamacpp_instr.llama.build import wheel as build
 from llamacpp_instr.llama.build.log import (
+    CPU_SECONDS,
+    PORTABLE_CPU_SECONDS,
     BuildLog,
     BuildProgress,
     about,
@@ -182,14 +184,14 @@ def test_progress_is_read_from_ninja_and_make(line: str, share: float | None) ->
 
 
 def test_an_estimate_starts_from_the_cores_and_ends_with_what_was_measured() -> None:
-    def first_line(jobs: int, portable: bool = False) -> str:
+    def first_line(jobs: int, cpu_seconds: float = CPU_SECONDS) -> str:
         stream = io.StringIO()
-        BuildProgress(stream, jobs, portable=portable).begin("x", Path("x.log"))
+        BuildProgress(stream, jobs, cpu_seconds).begin("x", Path("x.log"))
         return stream.getvalue().splitlines()[0]
 
     assert first_line(1) == "building x with 1 job: about 7 min"
     assert first_line(8) == "building x with 8 jobs: about 70 s"
-    assert first_line(8, portable=True) == "building x with 8 jobs: about 2 min"
+    assert first_line(8, PORTABLE_CPU_SECONDS) == "building x with 8 jobs: about 2 min"
     assert remaining_seconds(0.01, 2, prior=100) == pytest.approx(100, rel=0.05)
     # a machine three times as slow as the prior: half of the build took 150 s
     assert 75 < remaining_seconds(0.5, 150, prior=100) < 150

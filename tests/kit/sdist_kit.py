@@ -12,6 +12,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+from llamacpp_instr.llama.build.programs import FROM_WHEEL
+
 VERSION = "0.3.36"
 COMMIT = "c0ffee" * 6 + "abcd"
 ROOT = f"llama_cpp_python-{VERSION}"
@@ -75,6 +77,9 @@ FILES = {
     "PKG-INFO": f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {VERSION}\n",
     "llama_cpp/__init__.py": f'__version__ = "{VERSION}"\n',
     "vendor/llama.cpp/src/llama.c": "one\ntwo\nthree\n",
+    "vendor/llama.cpp/ggml/CMakeLists.txt": "theirs for ggml\n",
+    "vendor/llama.cpp/src/CMakeLists.txt": "theirs for src\n",
+    "vendor/llama.cpp/tools/mtmd/CMakeLists.txt": "theirs for tools/mtmd\n",
     "vendor/llama.cpp/.git": "gitdir: ../../.git/modules/vendor/llama.cpp\n",
     ".git/modules/vendor/llama.cpp/HEAD": f"{COMMIT}\n",
 }
@@ -116,6 +121,9 @@ def make_patches(directory: Path, sdist: Path, patches: dict[str, str] | None = 
         "revision = 7\n"
     )
     (root / "build-constraints.txt").write_text("")
+    for folder in FROM_WHEEL:
+        (root / "programs" / folder).mkdir(parents=True)
+        (root / "programs" / folder / "CMakeLists.txt").write_text(f"ours for {folder}\n")
     (root / "series").write_text("# in order\n" + "".join(f"{name}\n" for name in patches))
     for name, text in patches.items():
         (root / name).parent.mkdir(exist_ok=True)

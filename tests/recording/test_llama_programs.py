@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from llamacpp_instr.base.processes import linked_library
 from llamacpp_instr.converters.analyses.bench import bench_reports
+from llamacpp_instr.llama.build.programs import PROGRAMS
 from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.session import load_session
 from llamacpp_instr.log.steps import BESIDE, Account, counted_steps
 from llamacpp_instr.report.report import shown
 from tests.conftest import read_events
 from tests.kit.llama_programs import programs
-from tests.kit.native_kit import unpatched_library
+from tests.kit.native_kit import installed_library, unpatched_library
 from tests.kit.programs import native_program
 
 pytestmark = pytest.mark.native
@@ -30,6 +32,18 @@ def run(program: Path, *options: str | Path, **settings: str) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+def test_the_libraries_beside_the_programs_are_those_of_the_wheel() -> None:
+    """llama.cpp is compiled once. The programs look beside them, and not where they are started."""
+    libraries = [path for path in installed_library().glob("lib*.so*") if "rpc" not in path.name]
+    assert {path.name.partition(".")[0] for path in libraries} >= {"libggml", "libllama", "libmtmd"}
+    for library in libraries:
+        assert (programs() / library.name).read_bytes() == library.read_bytes(), library.name
+    for name in PROGRAMS:
+        content = (programs() / name).read_bytes()
+        assert b"\0$ORIGIN\0" in content
+        assert linked_library(str(programs() / name), "libllama") == programs() / "libllama.so.0"
 
 
 def test_repetitions_are_those_of_llama_bench(demo_model: Path, tmp_path: Path) -> None:

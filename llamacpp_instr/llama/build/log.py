@@ -75,6 +75,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
 # CPU time of a build without ccache, measured on a server core; a first guess on other machines
 CPU_SECONDS = 420.0
 PORTABLE_CPU_SECONDS = 900.0
+PROGRAMS_CPU_SECONDS = 420.0
 # unpacking, the isolated build environment, CMake's configuration
 _SECONDS_BEFORE_COMPILING = 20.0
 _PLAIN_INTERVAL = 10.0
@@ -180,14 +181,14 @@ class BuildProgress:
         self,
         stream: TextIO,
         jobs: int,
+        cpu_seconds: float = CPU_SECONDS,
         *,
-        portable: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.jobs = jobs
         self._stream = stream
         self._clock = clock
-        self._prior = (PORTABLE_CPU_SECONDS if portable else CPU_SECONDS) / jobs
+        self._prior = cpu_seconds / jobs
         self._tty = stream.isatty()
         self._compiling_since: float | None = None
         self._shown_at = float("-inf")
@@ -212,7 +213,7 @@ class BuildProgress:
             return
         self._shown_at = now
         left = remaining_seconds(share, now - self._compiling_since, self._prior)
-        text = f"compiling: {share:4.0%}, {about(left)} left" if left else "packing the wheel"
+        text = f"compiling: {share:4.0%}, {about(left)} left" if left else "packing"
         if self._tty:
             self._stream.write(f"\r\x1b[K{text}")
             self._stream.flush()

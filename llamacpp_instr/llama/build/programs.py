@@ -1,7 +1,8 @@
 """Builds llama.cpp's own programs from the patched tree, and finds those of this environment.
 
-They bring libraries of their own, so they neither need nor change those that Python loads. The key
-of a build is that of a wheel with the same inputs, so a build that is in the cache is not repeated.
+They are linked to the libraries of the wheel with the same flags, so llama.cpp is compiled once.
+They bring copies of these, so they neither need nor change those that Python loads. The key of a
+build is that of a wheel with the same inputs, so a build that is in the cache is not repeated.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import json
 import os
 import shutil
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from llamacpp_instr.base.errors import BuildError
-from llamacpp_instr.base.machine import cpu_identity, usable_cpus
+from llamacpp_instr.base.machine import IS_MAC, cpu_identity, usable_cpus
 from llamacpp_instr.base.system import pip
-from llamacpp_instr.llama.build.log import BuildLog, BuildProgress
+from llamacpp_instr.llama.build.log import PROGRAMS_CPU_SECONDS, BuildLog, BuildProgress
 from llamacpp_instr.llama.build.source_tree import (
     VENDORED,
     fetch_sdist,
@@ -26,10 +28,12 @@ from llamacpp_instr.llama.build.source_tree import (
     patch_digest,
     patches_dir,
     read_upstream,
+    sha256_of,
 )
 from llamacpp_instr.llama.build.wheel import (
     CONSTRAINTS,
     PORTABLE_ARGS,
+    build_wheel,
     ccache_environment,
     own_cache,
     require_tools,
@@ -44,12 +48,16 @@ PROGRAMS = (
 )  # fmt: skip
 # llama-server's page and OpenSSL would have to be fetched
 CMAKE_ARGS = (
-    "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",
+    "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+    f"-DCMAKE_INSTALL_RPATH={'@loader_path' if IS_MAC else '$ORIGIN'}",
     "-DLLAMA_BUILD_COMMON=ON", "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_SERVER=ON",
     "-DLLAMA_BUILD_EXAMPLES=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF",
     "-DGGML_RPC=ON",
 )  # fmt: skip
+FROM_WHEEL = {"ggml": "ggml", "src": "llama", "tools/mtmd": "mtmd"}
+"""folders of llama.cpp, and the library of the wheel that is not compiled from them again: the
+folder `programs` of the patches has CMake files that take the place of theirs"""
 _ABOUT = "build.json"
 """beside the programs, written last: the digest of the patches that they were built with"""
 
@@ -96,17 +104,21 @@ def build_programs(
     flags = (*(PORTABLE_ARGS if portable else ()), *cmake_args)
     require_tools()
     inputs = wheel_inputs(patches, flags, patched=True, native=not portable)
-    key = wheel_key({**inputs, "programs": [*PROGRAMS, *CMAKE_ARGS]})
+    linked = [sha256_of(file) for file in _cmake_files(patches).values()]
+    key = wheel_key({**inputs, "programs": [*PROGRAMS, *CMAKE_ARGS], "linked": linked})
     cache = own_cache()
     kept = cache / "programs" / key
     with workplace(cache, f"programs-{key}", stream) as work:
         if built_with(kept):
             return kept
+        wheel = build_wheel(portable=portable, cmake_args=cmake_args, jobs=jobs, stream=stream)
         log = BuildLog(cache / "logs" / f"programs-{key}.log")
-        progress = BuildProgress(stream, jobs or usable_cpus(), portable=portable)
+        progress = BuildProgress(stream, jobs or usable_cpus(), PROGRAMS_CPU_SECONDS)
         progress.begin(f"llama.cpp's programs ({upstream.commit[:8]})", log.path)
         about = {"patches": patch_digest(patches), "commit": upstream.commit}
         tree = make_tree(fetch_sdist(patches, cache, log), work, patches, log, patched=True)
+        unpack_libraries(wheel, work / "build" / "bin")
+        take_libraries(tree / VENDORED, work / "build" / "bin", patches)
         try:
             built = _compile(tree / VENDORED, work, flags, portable, progress, log)
         finally:
@@ -115,6 +127,37 @@ def build_programs(
         shutil.copytree(built, kept, symlinks=True, ignore=_others)
         (kept / _ABOUT).write_text(json.dumps(about), encoding="utf-8")
     return kept
+
+
+def unpack_libraries(wheel: Path, into: Path) -> None:
+    """Write the libraries of a wheel to the new directory `into`. A wheel has a copy for each name
+    of a library; here the other names are links to one file."""
+    into.mkdir(parents=True)
+    names: dict[tuple[int, int], str] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for member in sorted(archive.infolist(), key=lambda member: -len(member.filename)):
+            folder, _, name = member.filename.rpartition("/")
+            if folder != "llama_cpp/lib" or not name.startswith("lib"):
+                continue
+            first = names.setdefault((member.CRC, member.file_size), name)
+            if first == name:
+                (into / name).write_bytes(archive.read(member))
+            else:
+                (into / name).symlink_to(first)
+
+
+def take_libraries(source: Path, libraries: Path, patches: Path) -> None:
+    """Change the tree `source` of llama.cpp so that its CMake takes what is in `libraries`; it
+    compiles a library that is not there. Raises BuildError if the tree has no file to replace."""
+    for folder, file in _cmake_files(patches).items():
+        if any(libraries.glob(f"lib{FROM_WHEEL[folder]}.*")):
+            if not (source / folder / file.name).is_file():
+                raise BuildError(f"{file}: llama.cpp has no such file that this could replace")
+            shutil.copyfile(file, source / folder / file.name)
+
+
+def _cmake_files(patches: Path) -> dict[str, Path]:
+    return {folder: patches / "programs" / folder / "CMakeLists.txt" for folder in FROM_WHEEL}
 
 
 def install_programs(built: Path, place: Path) -> bool:

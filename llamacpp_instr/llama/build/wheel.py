@@ -31,7 +31,12 @@ from urllib.parse import unquote
 from llamacpp_instr.base.errors import BuildError, reason
 from llamacpp_instr.base.machine import INSTALL_COMPILER, cpu_identity, usable_cpus
 from llamacpp_instr.base.system import cache_dir, pip
-from llamacpp_instr.llama.build.log import BuildLog, BuildProgress
+from llamacpp_instr.llama.build.log import (
+    CPU_SECONDS,
+    PORTABLE_CPU_SECONDS,
+    BuildLog,
+    BuildProgress,
+)
 from llamacpp_instr.llama.build.source_tree import (
     concerns_wheel,
     fetch_sdist,
@@ -176,7 +181,8 @@ def build_wheel(
             return kept
         name = f"llama-cpp-python {upstream.wheel_version}"
         log = BuildLog(cache / "logs" / f"build-{key}.log")
-        progress = BuildProgress(stream, jobs or usable_cpus(), portable=portable)
+        cpu_seconds = PORTABLE_CPU_SECONDS if portable else CPU_SECONDS
+        progress = BuildProgress(stream, jobs or usable_cpus(), cpu_seconds)
         progress.begin(f"{name} (llama.cpp {upstream.commit[:8]})", log.path)
         sdist = fetch_sdist(patches, cache, log)
         tree = make_tree(sdist, work, patches, log, patched=True)
