@@ -48,9 +48,12 @@ def test_the_libraries_beside_the_programs_are_those_of_the_wheel() -> None:
 
 def test_repetitions_are_those_of_llama_bench(demo_model: Path, tmp_path: Path) -> None:
     log = tmp_path / "bench.log"
-    options = ("-p", "32", "-n", "8", "-d", "0,16", "-r", "3", "-t", "1", "-o", "json")
-    llama_bench = programs() / "llama-bench"
-    printed = json.loads(run(llama_bench, "-m", demo_model, *options, LLAMA_INSTR_LOG=str(log)))
+    done = subprocess.run(
+        [programs() / "llama-bench", "-m", demo_model, "-p", "32", "-n", "8", "-d", "0,16",
+         "-r", "3", "-t", "1", "-o", "json"],
+        env={**os.environ, "LLAMA_INSTR_LOG": str(log)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    printed = json.loads(done.stdout)
     notes = [n["data"] for n in read_events(log, "note") if n["name"] == "llama-bench"]
     alike = (
         "n_prompt", "n_gen", "n_depth", "n_threads", "n_batch", "n_ubatch", "type_k", "type_v",
