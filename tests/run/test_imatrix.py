@@ -15,8 +15,6 @@ import pytest
 
 from tests.conftest import Instr, assert_refused
 from tests.kit import tiny_models
-from tests.kit.llama_programs import programs
-from tests.kit.native_kit import random_model, smollm2
 from tools.demo_model.grammar import stories
 
 pytestmark = pytest.mark.native
@@ -30,50 +28,8 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def computed(
-    instr: Instr, model: Path, text: Path, chunks: int, ctx: int = 512, batch: int = 2048
-) -> tuple[gguf.GGUFReader, gguf.GGUFReader]:
-    """Our matrix, and llama-imatrix's, which computes `batch` tokens of several chunks at once."""
-    theirs, both = text.with_name("theirs.gguf"), ("--chunks", str(chunks), "--threads", "1")
-    command = [programs() / "llama-imatrix", "-m", model, "-f", text, "-o", theirs, "--no-ppl"]
-    subprocess.run(
-        [*command, "-c", str(ctx), "-b", str(batch), *both], check=True, capture_output=True
-    )
-    given = ("--ctx", ctx, "--batch", min(batch, ctx), *both)
-    done = instr("imatrix", model, "--text", text, "-o", "ours.gguf", *given)
-    assert done.returncode == 0, done.stderr
-    return gguf.GGUFReader(text.with_name("ours.gguf")), gguf.GGUFReader(theirs)
-
-
 def tensors_of(matrix: gguf.GGUFReader) -> dict[str, np.ndarray]:
     return {tensor.name: tensor.data.reshape(-1) for tensor in matrix.tensors}
-
-
-def assert_equal(ours: gguf.GGUFReader, theirs: gguf.GGUFReader) -> None:
-    """The counts exactly, the sums within rounding: llama-imatrix adds up float32."""
-    facts, others = ({k: f.contents() for k, f in of.fields.items()} for of in (ours, theirs))
-    assert facts == others
-    expected = tensors_of(theirs)
-    assert sorted(tensors_of(ours)) == sorted(expected)
-    for name, values in tensors_of(ours).items():
-        if name.endswith(".counts"):
-            assert values.tolist() == expected[name].tolist(), name
-        else:
-            assert values == pytest.approx(expected[name], rel=1e-4), name
-
-
-def test_that_of_a_real_model(instr: Instr, text: Path) -> None:
-    assert_equal(*computed(instr, smollm2(), text, chunks=3, ctx=64))
-
-
-# experts of three kinds; weights of three dimensions (latent attention); recurrent; diffusion
-@pytest.mark.parametrize(
-    "name",
-    ["llama-moe", "qwen2moe-moe", "gpt-oss-moe", "deepseek2-moe", "jamba-dense", "llada-dense"],
-)
-def test_that_of_other_architectures(instr: Instr, text: Path, name: str) -> None:
-    model = random_model(name)
-    assert_equal(*computed(instr, model, text, chunks=2, ctx=128))
 
 
 def test_standard_input_and_output(instr: Instr, text: Path, environment: dict[str, str]) -> None:

@@ -26,7 +26,7 @@ from llamacpp_instr.converters.validate.live import prompt_tokens
 from llamacpp_instr.converters.validate.worker import check_sizes
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.debugger_kit import opened, run, without
-from tests.kit.native_kit import DEMO, random_models
+from tests.kit.native_kit import DEMO, random_model
 from tests.kit.quantized_kit import quantized_demo
 
 BOUND = 1e-6
@@ -170,6 +170,6 @@ def test_a_wrong_argument_is_one_line(
 
 @pytest.mark.native
 def test_a_model_without_one_residual_stream_is_refused() -> None:
-    (model,) = random_models().glob("*deepseek4*.gguf")
+    model = random_model("deepseek4-moe")
     with pytest.raises(UsageError, match="one row for each token"):
         states_of(model)
