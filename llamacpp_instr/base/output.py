@@ -83,7 +83,9 @@ def check_model_output(path: str | Path, force: bool = False) -> None:
         raise UsageError(f"{path} exists; use --force to overwrite it")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: there is no directory {path.parent}")
-    if not os.access(path.parent, os.W_OK):
+    # a pipe or a device is written itself, and needs nothing beside it
+    is_special = mode is not None and not stat.S_ISREG(mode)
+    if not is_special and not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path}: the directory {path.parent} cannot be written to")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,8 @@ from llamacpp_instr.base.output import (
     open_output,
     open_output_directory,
 )
+
+NOBODY = 65534
 
 
 def test_the_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
@@ -111,6 +116,35 @@ def test_a_full_disk_is_one_line() -> None:
     full = pytest.raises(InstrError, match="/dev/full cannot be written: No space left")
     with full, open_output("/dev/full") as file:
         file.write(b"x" * 100_000)
+
+
+def status_for_a_user(act: Callable[[], None]) -> int:
+    """The exit status of a process that calls it; a user's, if this one is root's."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = 1
+    try:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        act()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def test_a_device_can_be_written_where_a_user_can_write_no_file() -> None:
+    def write() -> None:
+        with open_output("/dev/null") as file:
+            file.write(b"gone")
+        with pytest.raises(UsageError, match="the directory /dev cannot be written to"):
+            check_output("/dev/new")
+
+    assert status_for_a_user(write) == 0
 
 
 def test_what_is_no_regular_file_stays_what_it_is() -> None:
