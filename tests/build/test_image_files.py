@@ -37,10 +37,13 @@ def test_the_stage_that_compiles_has_what_instr_build_imports(tmp_path: Path) ->
                 place.write_bytes((REPOSITORY / source).read_bytes())
             elif source.startswith("llamacpp_instr"):
                 shutil.copytree(REPOSITORY / source, tmp_path / target)
-    code = "import sys, llamacpp_instr.llama.build.wheel as b; print(b.__file__)"
+    # what an installation imports at its start is no need of ours
+    code = "import sys; before = set(sys.modules)"
+    code += "; import llamacpp_instr.llama.build.wheel as b; print(b.__file__)"
     code += "; from llamacpp_instr.cli import main, build"
-    code += "; installed = [n for n, m in sys.modules.items() if 'site-packages' in str(m)]"
-    code += "; print(*{n.partition('.')[0] for n in installed} - {'_distutils_hack'})"
+    code += "; new = sys.modules.keys() - before"
+    code += "; installed = {n for n in new if 'site-packages' in str(sys.modules[n])}"
+    code += "; print(*{n.partition('.')[0] for n in installed})"
     command = [sys.executable, "-c", f"{code}; main(['build', '--help'])"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
