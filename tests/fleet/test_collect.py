@@ -18,7 +18,13 @@ import pytest
 from llamacpp_instr.converters.analyses.stats import compute_stats
 from llamacpp_instr.converters.fleet.collect import collect as collected
 from llamacpp_instr.converters.fleet.collect import find_sources
-from llamacpp_instr.converters.fleet.dataset import RELATIVE_ERROR, bucket_of, known_logs
+from llamacpp_instr.converters.fleet.dataset import (
+    RELATIVE_ERROR,
+    bucket_of,
+    known_logs,
+    only_writer,
+    open_dataset,
+)
 from llamacpp_instr.converters.fleet.queries import ask, open_database
 from llamacpp_instr.log.requests import find_requests
 from llamacpp_instr.log.session import load_session
@@ -307,7 +313,6 @@ def check(dataset: Path) -> None:
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:
-
     dataset = tmp_path / "fleet"
     open_dataset(dataset)
     with only_writer(dataset):
