@@ -37,6 +37,8 @@ from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
+from tools.parts import tracked_files
+
 ROOT = Path(__file__).resolve().parent.parent
 # rooms whose figures users trust
 TRUSTED = (
@@ -213,13 +215,6 @@ def table(results: Sequence[Mutant]) -> str:
     )
 
 
-def tracked_files(*paths: str) -> list[str]:
-    """The tracked files below the paths, by default all."""
-    command = ["git", "ls-files", "-z", "--", *paths]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    return [name for name in listed.stdout.decode().split("\0") if name]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -233,6 +228,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("-o", "--output", type=Path, help="write every mutant as JSON")
     options = parser.parse_args()
+    for path in options.paths:
+        if not tracked_files(path):
+            parser.error(f"{path}: no tracked file")
     modules = [name for name in tracked_files(*options.paths) if name.endswith(".py")]
     mutants = list(draw(modules, options.count, options.seed))
     if not mutants:

@@ -208,10 +208,10 @@ def _bytes_of(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def tracked_files(path: str) -> list[str]:
-    """The names of the tracked files below a path, in order."""
+def tracked_files(*paths: str) -> list[str]:
+    """The names of the tracked files below the paths, by default all, in order."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", path], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "-z", "--", *paths], cwd=ROOT, capture_output=True, check=True
     )
     return sorted(filter(None, listed.stdout.decode().split("\0")))
 
@@ -306,7 +306,10 @@ def main() -> int:
         return 0
     kept = own_cache() / "passed"
     kept.mkdir(exist_ok=True)
-    digests = {part.name: part.digest() for part in parts}
+    try:
+        digests = {part.name: part.digest() for part in parts}
+    except FileNotFoundError as error:
+        sys.exit(str(error))
     if options.changed:
         passed = {file.name: file.read_text() for file in kept.iterdir()}
         same = [part for part in parts if passed.get(part.name) == digests[part.name]]
