@@ -37,8 +37,6 @@ from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 
-from tools.parts import tracked_files
-
 ROOT = Path(__file__).resolve().parent.parent
 # rooms whose figures users trust
 TRUSTED = (
@@ -213,6 +211,13 @@ def table(results: Sequence[Mutant]) -> str:
         f"{k:4} of {n:3}  {100 * k / n:3.0f} %  {name}" + (f", {late} slow" if late else "")
         for name, k, n, late in rows
     )
+
+
+def tracked_files(*paths: str) -> list[str]:
+    """The tracked files below the paths, by default all."""
+    command = ["git", "ls-files", "-z", "--", *paths]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    return [name for name in listed.stdout.decode().split("\0") if name]
 
 
 def main() -> int:

@@ -208,10 +208,10 @@ def _bytes_of(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def tracked_files(*paths: str) -> list[str]:
-    """The names of the tracked files below the paths, by default all, in order."""
+def tracked_files(path: str) -> list[str]:
+    """The names of the tracked files below a path, in order."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", *paths], cwd=ROOT, capture_output=True, check=True
+        ["git", "ls-files", "-z", "--", path], cwd=ROOT, capture_output=True, check=True
     )
     return sorted(filter(None, listed.stdout.decode().split("\0")))
 
