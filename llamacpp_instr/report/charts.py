@@ -104,6 +104,8 @@ def import_matplotlib() -> Any:
     chosen = os.environ.get("MPLCONFIGDIR")
     try:
         import matplotlib as mpl
+
+        mpl.get_configdir()  # with MATPLOTLIBRC, the import needs none
     except OSError:
         raise UsageError(
             "matplotlib found no writable directory for its settings; set MPLCONFIGDIR"
