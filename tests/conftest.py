@@ -37,13 +37,16 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # collecting creates many objects that live until the end
 gc.disable()
 
-fix_this_process()
-
-# `make test-peers` has an environment without it
+# the environment of the peers lacks it
 if find_spec("hypothesis"):
     from tests.kit.profiles import load_profiles
 
     load_profiles()
+
+
+def pytest_configure() -> None:
+    """Not at import: a program that a test records may import a helper of a test."""
+    fix_this_process()
 
 
 @pytest.hookimpl(tryfirst=True)
