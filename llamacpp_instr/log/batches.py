@@ -48,6 +48,12 @@ class _Sequence:
     """position after the last prompt token"""
     waits: bool
     """its prompt goes on, or its first token comes next"""
+    began: int
+    """when the first batch of the current prompt began, in ns; -1 if that was before the log"""
+    previous: int
+    """the same of the prompt before; -1 without one"""
+    ended: bool = False
+    """the mark of the current prompt's request has ended"""
 
 
 class Batches:
@@ -76,11 +82,13 @@ class Batches:
             if known[seq].step == token.step:
                 known[seq].waits = False
 
-    def request_ended(self, seq: int) -> None:
-        """The application's mark of a request ended: the next tokens of its sequence are a prompt,
-        even a single one that finds all others in the cache."""
-        if seq in self._sequences:
-            self._sequences[seq].waits = True
+    def request_ended(self, seq: int, begin: int) -> None:
+        """The application's mark of a request, which began at `begin`, has ended: the next tokens
+        of its sequence are a prompt, even a single one that finds all others in the cache. If the
+        application ends it late, after the next prompt of the sequence began, nothing changes."""
+        sequence = self._sequences.get(seq)
+        if sequence is not None and sequence.previous < begin:
+            sequence.waits = sequence.ended = True
 
     def moved(self, kv: Kv) -> None:
         """Follows a context shift, which takes cells away and moves those behind to the front."""
@@ -90,20 +98,27 @@ class Batches:
             of.prompt_end = min(of.prompt_end, moves + (kv.arg or 0))
 
     def _part(self, step: StepBegin, seq: int, pos: int, tokens: int, outputs: int) -> Part:
-        of = self._sequences.get(seq)
+        sequence = self._sequences.get(seq)
         if step.kind == "encode" or pos < 0:
             prompt = step.kind == "encode" or step.phase == "prefill"
-        elif of is None:
+        elif sequence is None:
             prompt = tokens > 1 or pos == 0
-        elif pos < of.prompt_end or tokens > max(outputs, 1):
+        elif pos < sequence.prompt_end or tokens > max(outputs, 1):
             prompt = True
         else:
             draft = self.verifies and tokens > 1  # the last token of a prompt may come with it
-            prompt = not draft and (of.waits or (tokens > 1 and not self._samples))
-        end = pos + tokens * prompt if prompt or of is None else of.prompt_end
-        part = not outputs or (outputs < tokens and step.n_tokens >= self._n_batch)
-        waits = prompt and (self._samples or part)
-        self._sequences[seq] = _Sequence(step.step, end, waits)
+            prompt = not draft and (sequence.waits or (tokens > 1 and not self._samples))
+        is_full = outputs < tokens and step.n_tokens >= self._n_batch
+        waits = prompt and (self._samples or not outputs or is_full)
+        if sequence is None:
+            began = step.t if prompt else -1
+            sequence = _Sequence(step.step, pos, waits, began, -1)
+        elif prompt and (sequence.ended or not sequence.waits or pos < sequence.prompt_end):
+            sequence.previous, sequence.began, sequence.ended = sequence.began, step.t, False
+        sequence.step, sequence.waits = step.step, waits
+        if prompt:
+            sequence.prompt_end = pos + tokens
+        self._sequences[seq] = sequence
         return Part(seq, pos, tokens, outputs, prompt)
 
 

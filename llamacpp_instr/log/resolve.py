@@ -330,7 +330,7 @@ class Resolver:
                 self.mark = opened[1]
                 seq = event.seq if event.seq >= 0 else self.mark.seq
                 for context in self.contexts.values():
-                    context.batches.request_ended(seq)
+                    context.batches.request_ended(seq, self.mark.t)
         elif self._given["mark"].add(event.mark) and event.phase == "begin":
             self.open_marks[event.mark] = line, event
 

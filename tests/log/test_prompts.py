@@ -266,6 +266,42 @@ def test_what_is_a_prompt(turns: list[Turn], seq: int) -> None:
             batches.sampled(Token(t=step, ctx=0, step=step, seq=seq, index=0, id=1, text="", dur=1))
 
 
+def prompts_of(batches: Batches, *turns: tuple[int, int, int]) -> list[bool]:
+    """Whether the tokens of sequence 0 are of a prompt, for each step number, position and number
+    of tokens; a token is sampled after each."""
+    prompts = []
+    for step, pos, tokens in turns:
+        (part,) = batches.parts(of_one(step, pos, tokens))
+        prompts.append(part.prompt)
+        batches.sampled(Token(t=step, ctx=0, step=step, seq=0, index=0, id=1, text="", dur=1))
+    return prompts
+
+
+def test_a_single_token_after_the_end_of_its_request_is_a_prompt() -> None:
+    batches = Batches(64)
+    assert prompts_of(batches, (1, 0, 8), (2, 8, 1)) == [True, False]
+    batches.request_ended(0, begin=0)
+    assert prompts_of(batches, (3, 9, 1), (4, 10, 1)) == [True, False]
+
+
+def test_an_end_that_comes_after_the_next_prompt_began_is_of_the_request_before() -> None:
+    """A client that is slow to end its mark would otherwise cut the next request in two."""
+    batches = Batches(64)
+    assert prompts_of(batches, (2, 0, 8), (3, 8, 1), (4, 1, 6)) == [True, False, True]
+    batches.request_ended(0, begin=1)
+    assert prompts_of(batches, (5, 7, 1)) == [False]
+    batches.request_ended(0, begin=3)
+    assert prompts_of(batches, (6, 8, 1)) == [True], "the mark of the current request ended"
+
+
+def test_a_prompt_in_two_batches_is_one_whose_mark_ends_it() -> None:
+    batches = Batches(64)
+    assert [part.prompt for part in batches.parts(of_one(1, 0, 8, n_outputs=0))] == [True]
+    assert prompts_of(batches, (2, 8, 8), (3, 16, 1)) == [True, False]
+    batches.request_ended(0, begin=0)
+    assert prompts_of(batches, (4, 17, 1)) == [True]
+
+
 def test_a_token_of_several_sequences_ends_the_prompt_of_each() -> None:
     batches = Batches(64)
     pos = [[0, 0, 0], [8, 8, 8]]
