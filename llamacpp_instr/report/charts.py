@@ -107,14 +107,12 @@ def import_matplotlib() -> Any:
 
         mpl.get_configdir()  # with MATPLOTLIBRC, the import needs none
     except OSError:
-        raise UsageError(
-            "matplotlib found no writable directory for its settings; set MPLCONFIGDIR"
-        ) from None
+        reason = "matplotlib found no writable directory for its settings; set MPLCONFIGDIR"
+        raise UsageError(reason) from None
     made = os.environ.get("MPLCONFIGDIR")
     if made is not None and made != chosen:
         # a temporary directory, which matplotlib would leave behind if a signal kills this process
         _owners.append(start_owner(Path(made)))
-
     return mpl
 
 
