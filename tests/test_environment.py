@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
-
-import pytest
 
 from tests.kit.fixed_environment import FIXED, fix_environment
 
@@ -35,21 +30,3 @@ def test_this_process_has_it() -> None:
     assert time.tzname == ("UTC", "UTC")
     mask = os.umask(0o022)
     assert mask == 0o022
-
-
-@pytest.mark.native
-def test_two_runs_collect_the_same_tests_in_the_same_order(tmp_path: Path) -> None:
-    """`pytest` with other settings and hashes."""
-    command = [
-        sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider",
-        "-p", "no:randomly", "tests/log", "tests/graph", "tests/report",
-    ]  # fmt: skip
-    collected = [
-        subprocess.run(
-            command, cwd=Path(__file__).parent.parent, check=True, capture_output=True, text=True,
-            env={**os.environ, **OTHERS, "PYTHONHASHSEED": seed, "TMPDIR": str(tmp_path)},
-        ).stdout.splitlines()[:-1]
-        for seed in ("1", "2")
-    ]  # fmt: skip
-    assert len(collected[0]) > 500
-    assert collected[0] == collected[1]

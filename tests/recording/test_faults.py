@@ -20,7 +20,7 @@ from tests.kit.programs import in_namespace, python, run_python
 
 pytestmark = pytest.mark.native
 
-KILLS = 100
+KILLS = 10
 BEGUN = 50_000
 """bytes of a log that has steps"""
 
@@ -85,6 +85,11 @@ def test_what_a_waiting_process_has_decoded_is_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_leaves_whole_lines_and_an_unclosed_log(tmp_path: Path) -> None:
+    kill_processes(KILLS, tmp_path)
+
+
+def kill_processes(count: int, tmp_path: Path) -> None:
+    """Start so many processes and kill each at another moment; check what they wrote."""
     rng = random.Random(0)
     lines_in_all = 0
     with subprocess.Popen(
@@ -92,7 +97,7 @@ def test_a_killed_process_leaves_whole_lines_and_an_unclosed_log(tmp_path: Path)
     ) as nursery:
         assert nursery.stdin
         assert nursery.stdout
-        for number in range(KILLS):
+        for number in range(count):
             nursery.stdin.write(f"{number}\n")
             nursery.stdin.flush()
             child = int(nursery.stdout.readline())
@@ -104,7 +109,7 @@ def test_a_killed_process_leaves_whole_lines_and_an_unclosed_log(tmp_path: Path)
             assert nursery.stdout.readline() == "gone\n"
             lines_in_all += assert_unclosed(log)
         nursery.stdin.close()
-    assert lines_in_all > 20 * KILLS, "the processes were killed before they did anything"
+    assert lines_in_all > 20 * count, "the processes were killed before they did anything"
 
 
 def assert_unclosed(log: Path) -> int:

@@ -17,10 +17,9 @@ from llamacpp_instr.log.check import check_log
 from llamacpp_instr.log.reader import read_events
 from llamacpp_instr.log.schema import StepEnd
 from tests.kit.native_kit import DEMO, ROOT
-from tests.kit.programs import line, native_program, python, run_python, say
+from tests.kit.programs import line, python, run_python, say
 
 pytestmark = pytest.mark.native
-
 # decodes `n` tokens one by one
 DECODE = f"""
     import ctypes, os, subprocess, sys, time
@@ -62,9 +61,6 @@ def test_a_log_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-# --- descriptors ---
-
-
 def test_the_log_goes_on_after_a_daemon_closed_all_descriptors(tmp_path: Path) -> None:
     log = tmp_path / "s.log"
     body = f"""
@@ -96,8 +92,6 @@ def test_a_log_that_was_removed_meanwhile_is_not_created_anew(tmp_path: Path) ->
     assert log.read_text() == "the application's own"
     assert done.stderr.count("cannot be written (Bad file descriptor)") == 1
 
-
-# --- standard error ---
 
 FULL = """
     import resource, signal
@@ -151,9 +145,6 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_empty_log(tmp_path: Path) 
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr == f"llama-instr: nothing is recorded: {log}: File too large\n"
     assert not log.exists()
-
-
-# --- existing logs ---
 
 
 def test_only_a_log_is_replaced(tmp_path: Path) -> None:
@@ -310,20 +301,3 @@ def _waiting_for(path: Path) -> int:
     """How many processes wait for a lock on a file."""
     locks = Path("/proc/locks").read_text().splitlines()
     return sum("-> FLOCK" in line and f":{path.stat().st_ino} " in line for line in locks)
-
-
-# --- contexts that come and go ---
-
-
-def test_models_come_and_go_while_the_log_rotates(tmp_path: Path) -> None:
-    program = native_program("models_come_and_go", tmp_path)
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    asked = {"LLAMA_INSTR_LOG": str(logs / "r.log"), "LLAMA_INSTR_ROTATE": "20000"}
-    done = subprocess.run(
-        [program, DEMO, "3"], env=os.environ | asked, capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (0, "models_come_and_go: passed\n"), done.stderr
-    parts = list(logs.iterdir())
-    assert len(parts) > 20, "the log hardly rotated"
-    assert not [fault for part in parts for fault in check_log(part)]

@@ -11,9 +11,10 @@ from tests.memory import test_memory_plan as memory
 from tests.parts.browser import test_perfetto_sql
 from tests.parts.devices import test_devices
 from tests.parts.limits import test_converter_faults as converters
+from tests.parts.limits import test_faults
 from tests.parts.unpatched import test_identity
 from tests.parts.unpatched import test_values as values
-from tests.recording import test_accounting, test_every_field, test_faults
+from tests.recording import test_accounting, test_every_field
 
 pytestmark = pytest.mark.native
 N_ARCHITECTURES = 128
