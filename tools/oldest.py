@@ -19,14 +19,14 @@ _REQUIREMENT = re.compile(r'"(?P<name>[\w.-]+)(?P<bound>[^";]*)(;[^"]*)?"')
 
 def load_bounds(path: Path = PYPROJECT) -> dict[str, str]:
     """The lower bounds, by name, of the dependencies and of the extras except `native`, whose
-    version is exact, of `hf` and `peers`, which the suite does without, and of `test`.
+    version is exact, of `hf` and `peers`, which the suite does without, and of `test` and `dev`.
 
     Raises ValueError for a requirement without a bound of the form `>=VERSION`.
     """
     project = path.read_text(encoding="utf-8").partition("[project]")[2].partition("\n[tool.")[0]
     bounds = {}
     for items in _LIST.finditer(re.sub(r"#.*", "", project)):
-        if items["name"] in ("classifiers", "hf", "keywords", "native", "peers", "test"):
+        if items["name"] in ("classifiers", "dev", "hf", "keywords", "native", "peers", "test"):
             continue
         for found in _REQUIREMENT.finditer(items["items"].replace("\n", " ")):
             bound = re.fullmatch(r">=([\d.]+)", found["bound"])

@@ -194,6 +194,15 @@ def write_browser(directory: Path) -> Path:
     return browser
 
 
+def measure_machine(stock: Path, environment: dict[str, str]) -> None:
+    """Give the commands of all places the file of a short `instr probe`."""
+    (stock / "cache").mkdir(exist_ok=True)
+    subprocess.run(
+        [_programs(stock) / "instr", "probe"], env=environment, cwd=stock, check=True,
+        capture_output=True,
+    )  # fmt: skip
+
+
 def _programs(stock: Path) -> Path:
     """A directory with `instr` and `python` as in an active environment, and a browser."""
     directory = stock / "bin"

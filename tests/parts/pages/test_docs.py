@@ -21,7 +21,7 @@ from tests.debugger import test_dap_docs, test_debug_page_server
 from tests.exports import test_otlp
 from tests.kit import tiny_models
 from tests.kit.adapters import write_adapter
-from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of
+from tests.kit.commands_kit import PAGES, Line, Place, blocks_of, lines_of, measure_machine
 from tests.kit.made_log import encode
 from tests.kit.native_kit import DEMO, ROOT
 from tests.kit.nursery import start_shell_nursery
@@ -88,7 +88,9 @@ WITH_PYTHON = ("debug-a-model", "record-my-app")
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory, quick: str) -> Path:
+def stock(
+    tmp_path_factory: pytest.TempPathFactory, quick: str, environment: dict[str, str]
+) -> Path:
     """Models and logs that the pages mention, made from the demo model."""
     directory = tmp_path_factory.mktemp("stock")
     shutil.copyfile(DEMO, directory / "model-F16.gguf")
@@ -145,6 +147,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory, quick: str) -> Path:
             ["bash", "-c", f"{quick} {shlex.join(words)}"],
             cwd=directory, check=True, capture_output=True,
         )  # fmt: skip
+    measure_machine(directory, environment)
     session = (directory / "session.log").read_text()
     identity = json.loads(session.partition("\n")[0])["id"]
     for side in ("main", "branch", "v1", "v2", "v3"):
@@ -169,8 +172,6 @@ def uses_device(block: list[Line]) -> bool:
 
 
 README = [line.text for line in LINES if line.page == "README.md"]
-FIRST: dict[str, Line] = {}
-"""the first line with a text that is run here"""
 
 
 @pytest.mark.native
