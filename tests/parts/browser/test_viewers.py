@@ -9,7 +9,8 @@ import pytest
 
 from tests.kit import ui_kit
 from tests.kit.programs import line, program, say
-from tests.live.test_viewers import KEPT, SERVER, watched
+from tests.live.test_viewers import watched
+from tests.parts.limits.test_viewers import KEPT, SERVER
 
 pytestmark = pytest.mark.native
 

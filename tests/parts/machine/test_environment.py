@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.native_kit import ROOT
 from tests.test_environment import OTHERS
 
 
@@ -21,7 +22,7 @@ def test_two_runs_collect_the_same_tests_in_the_same_order(tmp_path: Path) -> No
     ]  # fmt: skip
     collected = [
         subprocess.run(
-            command, cwd=Path(__file__).parent.parent, check=True, capture_output=True, text=True,
+            command, cwd=ROOT, check=True, capture_output=True, text=True,
             env={**os.environ, **OTHERS, "PYTHONHASHSEED": seed, "TMPDIR": str(tmp_path)},
         ).stdout.splitlines()[:-1]
         for seed in ("1", "2")

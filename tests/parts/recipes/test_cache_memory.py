@@ -16,7 +16,9 @@ from llamacpp_instr.lab.quality.divergence import CacheTypes, Outputs, Scores
 from llamacpp_instr.lab.quality.logits import OutputOptions, compare_outputs
 from llamacpp_instr.model.file import load_model_file
 from tests.kit.native_kit import DEMO
-from tests.kit.quality_kit import CHUNKS
+from tests.kit.quality_kit import CHUNKS, text
+
+__all__ = ["text"]  # a fixture
 
 CACHES = tuple(
     CacheTypes(*of)

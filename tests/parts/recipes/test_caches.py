@@ -12,7 +12,7 @@ from tests.conftest import Instr
 from tests.kit.in_process import titled
 from tests.kit.native_kit import DEMO
 from tests.kit.quality_kit import CHUNKS, text
-from tests.quality.test_caches import measured
+from tests.parts.recipes.test_cache_memory import measured
 
 __all__ = ["text"]  # a fixture
 

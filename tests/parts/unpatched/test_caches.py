@@ -13,8 +13,8 @@ import pytest
 from llamacpp_instr.lab.quality.divergence import CacheTypes
 from tests.kit.native_kit import DEMO
 from tests.kit.quality_kit import CHUNKS, text
+from tests.parts.recipes.test_cache_memory import CACHES, CTX, N_SCORED, measured
 from tests.parts.unpatched.test_quality import base, divergence
-from tests.quality.test_caches import CACHES, CTX, N_SCORED, measured
 
 __all__ = ["base", "text"]  # fixtures
 
