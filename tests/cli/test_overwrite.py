@@ -334,9 +334,11 @@ def inputs(case: Case) -> set[str]:
 
 INPUTS = [
     (case, name)
-    for case in ALL
+    for number, case in enumerate(ALL)
     if case.output not in ("data", "kept", "wheels")
     for name in sorted(inputs(case))
+    # another name of an input: once for each command
+    if name in case.reads or case.option[0] not in {other.option[0] for other in ALL[:number]}
 ]
 
 

@@ -45,7 +45,8 @@ def instr(line: str, *more: object) -> Result:
 @pytest.mark.native
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_form_is_chosen_by_an_option_or_by_the_suffix(name: str, tmp_path: Path) -> None:
-    for form, beginning in FORMS.items():
+    forms = FORMS if name == "summary" else {"csv": ""}  # one function writes those of all
+    for form, beginning in forms.items():
         path = tmp_path / f"it.{form}"
         done = instr(REPORTS[name], "-o", path)
         assert (done.exit_code, done.stdout) == (0, ""), done.output

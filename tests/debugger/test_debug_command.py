@@ -210,30 +210,29 @@ def test_a_change_of_the_logits_themselves_is_compared(instr: Instr) -> None:
     assert differences(printed)[1:] == [["0", "0"]] * 3
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("print nonsense", "no tensor 'nonsense'"),
-        ("print [7]", "7 is outside a dimension of 5"),
-        ("lens 9", "there is no token 9"),
-        ("lens now", "'now' is not a whole number"),
-        ("next", "embd is not the logits"),
-        ("attention head=99", "has not been computed yet"),
-        ("set", "give a number first"),
-        ("zero token_embd.weight", "is a weight"),
-        ("replace none.npy", "none.npy"),
-        ("ablate", "give layer=N"),
-        ("ablate layer=9", "layer 9"),
-        ("step sideways", "give one of op, block, layer, decode"),
-        ("delete x", "`break` lists the numbers"),
-        ("delete 7", "there is no breakpoint 7"),
-        ("help me", "no command is called 'me'"),
-        ("print 'a", "No closing quotation"),
-    ],
+WRONG = (
+    ("print nonsense", "no tensor 'nonsense'"),
+    ("print [7]", "7 is outside a dimension of 5"),
+    ("lens 9", "there is no token 9"),
+    ("lens now", "'now' is not a whole number"),
+    ("next", "embd is not the logits"),
+    ("attention head=99", "has not been computed yet"),
+    ("set", "give a number first"),
+    ("zero token_embd.weight", "is a weight"),
+    ("replace none.npy", "none.npy"),
+    ("ablate", "give layer=N"),
+    ("ablate layer=9", "layer 9"),
+    ("step sideways", "give one of op, block, layer, decode"),
+    ("delete x", "`break` lists the numbers"),
+    ("delete 7", "there is no breakpoint 7"),
+    ("help me", "no command is called 'me'"),
+    ("print 'a", "No closing quotation"),
 )
-def test_a_wrong_command_gets_one_line_and_the_stop_goes_on(
-    instr: Instr, command: str, message: str
-) -> None:
-    lines = debug(instr, f"{command}\nquit\n").splitlines()
-    assert len(lines) == 7  # a blank line, four of the stop, this one, the log's
-    assert message in lines[5]
+"""commands, and words of what is said about each"""
+
+
+def test_each_wrong_command_gets_one_line_and_the_stop_goes_on(instr: Instr) -> None:
+    lines = debug(instr, "".join(f"{command}\n" for command, _ in WRONG) + "quit\n").splitlines()
+    # a blank line and four of the stop come before, that of the log comes after
+    for line, (command, message) in zip(lines[5:-1], WRONG, strict=True):
+        assert message in line, command

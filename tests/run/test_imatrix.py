@@ -82,8 +82,9 @@ def test_wrong_input_is_one_clear_line(
     tiny_models.write_llama(folder / "model.gguf")
     for name in ("t5", "bert", "vocabulary", "no_tokenizer"):
         (folder / f"{name}.gguf").write_bytes((models / f"{name}.gguf").read_bytes())
-    small = ("--ctx", 16, "--chunks", 1)
-    assert instr("imatrix", "demo", "--text", text, "-o", "matrix.gguf", *small).returncode == 0
+    if "matrix.gguf" in arguments:
+        small = ("--text", text, "--ctx", 16, "--chunks", 1)
+        assert instr("imatrix", "demo", "-o", "matrix.gguf", *small).returncode == 0
     before = (folder / "model.gguf").read_bytes()
     assert_refused(instr("imatrix", *arguments, "--text", text), words)
     assert not (folder / "i.gguf").exists()
