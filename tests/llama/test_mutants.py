@@ -31,7 +31,6 @@ pytestmark = pytest.mark.native
 TOKENS = vocabulary()
 NAMELESS = [f"[{i}]" for i in range(N)]
 NO_BYTES = [f"[{i}]" if token.startswith("<0x") else token for i, token in enumerate(TOKENS)]
-MERGES = {"merges": texts(["a b", "nonsense", "", " "])}
 REFUSED: dict[str, Entries] = {
     "no tokens for bytes": {"tokens": texts(NO_BYTES)},
     "no tokens for bytes, and no types": {"tokens": texts(NO_BYTES), "token_type": b""},
@@ -58,26 +57,6 @@ REFUSED: dict[str, Entries] = {
     "a BOS that is a text": {"bos_token_id": text("a")},
     "add_bos that is a number": {"add_bos_token": number(7)},
 }  # fmt: skip
-# llama.cpp repairs these, or tolerates them
-RUN: dict[str, Entries] = {
-    "no scores": {"scores": b""},
-    "scores that are NaN": {"scores": array([float("nan")] * N, F32)},
-    "no types": {"token_type": b""},
-    "unknown types": {"token_type": array([99, -1] * (N // 2), I32)},
-    "tokens that all control": {"token_type": array([3] * N, I32)},
-    "BPE without letters": {"model": text("gpt2"), "tokens": texts(NAMELESS), **MERGES},
-    "UGM without a map": {"model": text("t5")},
-    "UGM without letters": {"model": text("t5"), "tokens": texts(NAMELESS)},
-    "RWKV without letters": {"model": text("rwkv"), "tokens": texts(NAMELESS)},
-    "special tokens just beyond the vocabulary": {
-        f"{name}_token_id": number(N)
-        for name in ("bos", "eos", "eot", "eom", "unknown", "padding", "mask", "fim_pre")
-    },
-    "special tokens that are negative to C": {
-        f"{name}_token_id": number(2**32 - 1) for name in ("bos", "eos", "unknown", "padding")
-    },
-    "suppressed tokens beyond the vocabulary": {"suppress_tokens": array([5000, -1], I32)},
-}
 
 
 def run(instr: Instr, model: Path, *options: object) -> tuple[int, str]:
@@ -98,11 +77,6 @@ def test_a_wrong_vocabulary_is_one_line(instr: Instr, tmp_path: Path, name: str)
     assert status == 2
     assert error.startswith(f"Error: {model}: ")
     assert [path.name for path in tmp_path.iterdir()] == ["mutant.gguf"]
-
-
-@pytest.mark.parametrize("name", RUN)
-def test_a_strange_vocabulary_runs(instr: Instr, tmp_path: Path, name: str) -> None:
-    assert run(instr, write_mutant(tmp_path / "mutant.gguf", RUN[name]))[0] == 0
 
 
 @pytest.mark.parametrize("tensor", ["token_embd.weight", "blk.1.attn_q.weight"])
