@@ -22,7 +22,7 @@ says how many cells each token sees; with one sequence also where they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llamacpp_instr.log.graph.attention import Seen, Span, Ubatch
@@ -48,10 +48,9 @@ class _Sequence:
     """position after the last prompt token"""
     waits: bool
     """its prompt goes on, or its first token comes next"""
-    began: int
-    """when the first batch of the current prompt began, in ns; -1 if that was before the log"""
-    previous: int
-    """the same of the prompt before; -1 without one"""
+    unended: list[int] = field(default_factory=list)
+    """when the first batches of the last two prompts began, in ns; those whose mark has ended are
+    left out"""
     ended: bool = False
     """the mark of the current prompt's request has ended"""
 
@@ -84,11 +83,17 @@ class Batches:
 
     def request_ended(self, seq: int, begin: int) -> None:
         """The application's mark of a request, which began at `begin`, has ended: the next tokens
-        of its sequence are a prompt, even a single one that finds all others in the cache. If the
-        application ends it late, after the next prompt of the sequence began, nothing changes."""
+        of its sequence are a prompt, even a single one that finds all others in the cache. An
+        application may end a mark late, after the next prompt of the sequence began: a mark is that
+        of the first prompt since its begin whose mark has not ended, and nothing else changes."""
         sequence = self._sequences.get(seq)
-        if sequence is not None and sequence.previous < begin:
+        if sequence is None:
+            return
+        prompts = sequence.unended
+        first = next((i for i, began in enumerate(prompts) if began >= begin), len(prompts) - 1)
+        if first == len(prompts) - 1:
             sequence.waits = sequence.ended = True
+        del prompts[max(first, 0) : first + 1]
 
     def moved(self, kv: Kv) -> None:
         """Follows a context shift, which takes cells away and moves those behind to the front."""
@@ -111,10 +116,9 @@ class Batches:
         is_full = outputs < tokens and step.n_tokens >= self._n_batch
         waits = prompt and (self._samples or not outputs or is_full)
         if sequence is None:
-            began = step.t if prompt else -1
-            sequence = _Sequence(step.step, pos, waits, began, -1)
+            sequence = _Sequence(step.step, pos, waits, [step.t] * prompt)
         elif prompt and (sequence.ended or not sequence.waits or pos < sequence.prompt_end):
-            sequence.previous, sequence.began, sequence.ended = sequence.began, step.t, False
+            sequence.unended, sequence.ended = [*sequence.unended[-1:], step.t], False
         sequence.step, sequence.waits = step.step, waits
         if prompt:
             sequence.prompt_end = pos + tokens

@@ -290,8 +290,18 @@ def test_an_end_that_comes_after_the_next_prompt_began_is_of_the_request_before(
     assert prompts_of(batches, (2, 0, 8), (3, 8, 1), (4, 1, 6)) == [True, False, True]
     batches.request_ended(0, begin=1)
     assert prompts_of(batches, (5, 7, 1)) == [False]
-    batches.request_ended(0, begin=3)
+    batches.request_ended(0, begin=1)
     assert prompts_of(batches, (6, 8, 1)) == [True], "the mark of the current request ended"
+
+
+def test_a_request_that_waited_for_the_one_before_ends_with_its_own_mark() -> None:
+    """It had arrived before the prompt of the other began."""
+    batches = Batches(64)
+    assert prompts_of(batches, (3, 0, 8)) == [True]
+    batches.request_ended(0, begin=1)
+    assert prompts_of(batches, (4, 8, 1), (5, 9, 1)) == [True, False]
+    batches.request_ended(0, begin=2)
+    assert prompts_of(batches, (6, 10, 1)) == [True]
 
 
 def test_a_prompt_in_two_batches_is_one_whose_mark_ends_it() -> None:
