@@ -83,9 +83,11 @@ class Batches:
 
     def request_ended(self, seq: int, begin: int) -> None:
         """The application's mark of a request, which began at `begin`, has ended: the next tokens
-        of its sequence are a prompt, even a single one that finds all others in the cache. An
-        application may end a mark late, after the next prompt of the sequence began: a mark is that
-        of the first prompt since its begin whose mark has not ended, and nothing else changes."""
+        of its sequence are a prompt, even a single one that finds all others in the cache.
+
+        An application may end a mark late, after the next prompt of the sequence began. So a mark
+        belongs to the first prompt that began after it and whose own mark has not ended; if that
+        is not the current prompt, nothing else changes."""
         sequence = self._sequences.get(seq)
         if sequence is None:
             return
