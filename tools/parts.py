@@ -70,6 +70,8 @@ SUPERUSER = Need("root", lambda: os.geteuid() == 0)
 FOR_ARM64 = program("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
 QEMU = program("qemu-aarch64-static", "qemu-user-static")
 TWO_CPUS = Need("two CPUs", lambda: usable_cpus() > 1)
+NAMESPACES = Need("user namespaces", lambda: _runs("unshare", "--map-root-user", "true"))
+FUSE = file("/dev/fuse", "dev/fuse")
 AVX2 = Need("a processor with AVX2", lambda: "avx2" in _cpu_flags())
 DEVICES = (OPENBLAS, LAVAPIPE, GLSLC, VULKAN, SPIRV)
 
@@ -77,6 +79,14 @@ DEVICES = (OPENBLAS, LAVAPIPE, GLSLC, VULKAN, SPIRV)
 def _cpu_flags() -> list[str]:
     """The words that Linux says of the processors."""
     return Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+
+
+def _runs(*command: str) -> bool:
+    """Whether a command exits with status 0."""
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 PRODUCT = ("llamacpp_instr", "converters", "pyproject.toml")
@@ -134,8 +144,8 @@ PARTS = (
     Part("pages", "every command of README and docs", 5, (*PRODUCT, *PAGES), (GIT,)),
     Part("limits", "memory and time of hostile files, and hundreds of killed processes", 5,
          (*PRODUCT, "tests/fuzz")),
-    Part("machine", "findings that a machine provokes, other users, empty namespaces", 3,
-         PRODUCT, (SUPERUSER, TWO_CPUS, AVX2)),
+    Part("machine", "findings that a machine provokes, other users, full disks, stopped ones", 3,
+         PRODUCT, (SUPERUSER, NAMESPACES, FUSE, TWO_CPUS, AVX2)),
     Part("recipes", "mixtures and caches, measured on whole models", 3, PRODUCT),
     Part("programs", "llama-server and llama.cpp's other programs", 12, (*PRODUCT, "patches")),
     Part("unpatched", "the unpatched library, upstream's programs, 128 architectures", 12,

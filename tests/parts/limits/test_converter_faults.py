@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_converter_faults import COMMANDS, words_of
 from tests.kit.nursery import Nursery
+from tests.parts.machine.test_converter_faults import COMMANDS, words_of
 
 pytestmark = pytest.mark.native
 KILLS = 8

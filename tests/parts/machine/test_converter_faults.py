@@ -15,7 +15,7 @@ from tests.kit.report_names import word
 from tests.kit.rpc_logs import Server, made_logs
 
 pytestmark = pytest.mark.native
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[2]
 LOG = TESTS / "fixtures" / "demo-verbose.log"
 MODEL = TESTS / "fuzz" / "corpus" / "gguf" / "seed-types.gguf"
 TENSOR = "blk.1.q4_k.weight"
