@@ -62,13 +62,6 @@ def test_the_same_examples_are_drawn_in_every_process(
     assert examples(tmp_path / "other", environment, "2", *lines) == first
 
 
-@pytest.mark.native
-def test_exploring_draws_other_examples(tmp_path: Path, environment: dict[str, str]) -> None:
-    draw = f"print_examples({EXPLORE!r})"
-    first, second = (examples(tmp_path, environment, "1", IMPORT, draw) for _ in range(2))
-    assert first != second
-
-
 def test_this_run_draws_the_same_examples_unless_it_explores(
     request: pytest.FixtureRequest,
 ) -> None:

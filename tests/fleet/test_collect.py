@@ -346,20 +346,6 @@ def test_logs_with_one_id_that_are_taken_at_once_are_all_kept(tmp_path: Path) ->
     assert [n for (n,) in found] == [len(load_session(log).steps) for log in logs]
 
 
-@pytest.mark.native
-def test_the_workers_of_a_dask_scheduler_make_the_same_rows(tmp_path: Path) -> None:
-    from distributed import LocalCluster
-
-    folder = write_logs(tmp_path / "logs", 4)
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        address = cluster.scheduler_address
-        done = collect(folder, "-o", tmp_path / "far", "--dask", address)
-    assert "logs: 4 new" in done.stderr
-    collect(folder, "-o", tmp_path / "near")
-    sql = "select * exclude (date) from ops order by all"
-    assert rows(tmp_path / "far", sql) == rows(tmp_path / "near", sql)
-
-
 def test_json_has_raw_numbers(tmp_path: Path) -> None:
     collect(RECORDED, "-o", tmp_path / "fleet")
     (table,) = json_reports("sql", tmp_path / "fleet", "select ns, time from steps limit 1")

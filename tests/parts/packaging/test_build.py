@@ -29,7 +29,7 @@ from llamacpp_instr.llama.build.log import (
 from llamacpp_instr.llama.build.source_tree import fetch_sdist
 from tests.kit import sdist_kit as kit
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def content(wheel: Path, name: str) -> str:

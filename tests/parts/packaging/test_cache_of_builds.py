@@ -20,7 +20,7 @@ from tests.conftest import use_index
 from tests.kit import sdist_kit as kit
 
 pytestmark = pytest.mark.native
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
