@@ -82,7 +82,8 @@ view: $(VIEW_INSTALLED)
 # The tests of a file share recordings, so one process runs them all. The two variables save CPU time: Python keeps
 # what it compiles, and OpenMP's threads do not spin while they wait. Some tests wait, so there is one worker more than
 # CPUs; xdist would begin with the files of many tests, and end with one slow file on one CPU.
-WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
+WORKERS = $(shell $(PYTHON) -c "import os; \
+    print(len(os.sched_getaffinity(0)) + 1 if hasattr(os, 'sched_getaffinity') else os.cpu_count() + 1)")
 SUITE = -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --instafail -o faulthandler_timeout=400
 IN_SUITE := env -u PYTHONDONTWRITEBYTECODE OMP_WAIT_POLICY=passive
 
