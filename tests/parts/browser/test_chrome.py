@@ -1,4 +1,4 @@
-"""Chrome JSON: any log gives valid events that nest, with the numbers that the log holds."""
+"""Perfetto's trace_processor reads from a Chrome JSON trace what the log holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The debug adapter with a real model: what a client sees, and what its requests do."""
+"""The debug adapter with a real model and Microsoft's client, which runs in Node.js."""
 
 from __future__ import annotations
 

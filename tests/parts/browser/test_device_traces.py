@@ -1,5 +1,4 @@
-"""Kernels of devices in traces: where the log has them, inside the run of their split, with an
-arrow from its submission."""
+"""Perfetto's trace_processor reads every kernel of a device, and its submission."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A real session of an asynchronous device, against the clock of the application that used it.
-
-`tests/fixtures/vulkan.log.gz` was recorded as docs/explanation/devices.md describes: a prompt of
-four tokens, and 16 tokens sampled. Its note has the times at which the application began and
-had each token.
-"""
+"""Counters of a device in Perfetto's trace_processor, against the application's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One recorded session in every command: equal things have equal figures."""
+"""The trace of a session has the figures of its summary, by Perfetto's trace_processor."""
 
 from __future__ import annotations
 

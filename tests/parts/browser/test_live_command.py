@@ -1,4 +1,4 @@
-"""`instr live`: what it shows of a real recording, and what it refuses."""
+"""The page of `instr live` in Chromium, with a real recording."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Sessions over several machines in traces: a process for each machine with its commands and
-kernels, and arrows over the wire and back."""
+"""Perfetto's trace_processor reads a process for each machine of a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every reading command takes several logs: parts are joined, sessions stay side by side."""
+"""The trace of several logs is one for Perfetto's trace_processor."""
 
 from __future__ import annotations
 

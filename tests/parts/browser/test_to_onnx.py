@@ -1,4 +1,4 @@
-"""`instr to-onnx` and `instr ops`: what they write, and what they refuse."""
+"""Netron shows the graph that `instr to-onnx` writes."""
 
 from __future__ import annotations
 

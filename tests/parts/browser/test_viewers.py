@@ -1,4 +1,4 @@
-"""Many viewers of a real recording, one of them stopped: nobody else notices, least the program."""
+"""The page of `instr live` says how many frames it lost while it was away."""
 
 from __future__ import annotations
 

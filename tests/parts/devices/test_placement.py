@@ -1,4 +1,4 @@
-"""`instr run` puts layers where its options say; what does not exist is refused in one line."""
+"""`instr run` puts layers on the devices that its options name."""
 
 from __future__ import annotations
 

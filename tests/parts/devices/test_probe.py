@@ -1,4 +1,4 @@
-"""The machine is measured with ggml's own kernels, and ops are compared with what was measured."""
+"""`instr probe --device` measures a device and adds it to the machine's file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims of a model file take no memory, and a context must fit into the machine's memory."""
+"""Numbers that a model file claims take no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr collect`: every log once, whole or not at all, with the figures of the log itself."""
+"""`instr collect --dask`: the workers of a scheduler make the same rows."""
 
 from __future__ import annotations
 

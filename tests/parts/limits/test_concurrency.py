@@ -1,4 +1,4 @@
-"""Contexts, threads and processes that decode at once are kept apart."""
+"""Eight processes under one `instr exec` write eight logs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""If a converter is killed, the disk is full or the reader closes the pipe, the old output or the
-complete new one remains, never a part."""
+"""Whenever a converter is killed, the old output or the complete new one remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every reader refuses the same events of a damaged log for the same reason, in flat memory."""
+"""The memory of readers does not grow with the log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The recorder keeps a file open in a foreign program. The tests change the program's descriptors,
-its standard error and existing logs."""
+"""Models come and go for seconds while the log rotates."""
 
 from __future__ import annotations
 

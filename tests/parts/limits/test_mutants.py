@@ -1,4 +1,4 @@
-"""A model file that lacks or claims something runs, or is refused in one line."""
+"""A chat template of a model file has limits of memory and time."""
 
 from __future__ import annotations
 

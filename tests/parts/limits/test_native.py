@@ -1,5 +1,4 @@
-"""The recorder's C API under stress (several contexts, sessions that begin and end, errors), and
-its output of numbers and texts."""
+"""The recorder's C API: what waits to be written is bounded, and descriptions are complete."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Limits, signals and libraries of processes. What Linux does not need runs here for real, too: it
-asks the system for nothing that only macOS has."""
+"""A process that writes to more memory than it may ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model file that lacks or claims something runs, or is refused in one line."""
+"""A model file with a strange vocabulary runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a program puts into its log, the strict reader reads it."""
+"""The longest line and every argument of `instr exec` leave a log that can be read."""
 
 from __future__ import annotations
 

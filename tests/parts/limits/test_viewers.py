@@ -1,4 +1,4 @@
-"""Many viewers of a real recording, one of them stopped: nobody else notices, least the program."""
+"""Fifty viewers of a recording, one of them stopped: nobody else notices."""
 
 from __future__ import annotations
 

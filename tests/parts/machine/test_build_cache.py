@@ -1,4 +1,4 @@
-"""The cache of builds: who may write there, what is taken from it, and what builds fetch."""
+"""A cache of builds that belongs to another user is refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""If a converter is killed, the disk is full or the reader closes the pipe, the old output or the
-complete new one remains, never a part."""
+"""A full disk is one line, and leaves no file of a converter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The debug adapter at its pipes and ports: who is served, what leaves it, and how it ends."""
+"""The port of the debug adapter refuses other users of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tests are the same for every user, terminal and place."""
+"""Two runs collect the same tests in the same order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of hypothesis are the same in every run, and others are drawn to explore."""
+"""Exploring draws other examples in each run."""
 
 from __future__ import annotations
 

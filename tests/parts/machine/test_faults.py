@@ -1,4 +1,4 @@
-"""Whatever happens to process, disk or reader: complete lines, counted losses, no crash."""
+"""A log on a disk that is full or read-only: one line, counted losses, no crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings: each fires where it was provoked, and nowhere else."""
+"""Findings fire where a real session provokes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log says of the machine and of page faults is what the kernel counts around it."""
+"""Load and times in a log are those of the kernel's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted memory equals llama.cpp's to the byte, for every file type and architecture."""
+"""Weights that are repacked for AVX2 are planned to the byte."""
 
 from __future__ import annotations
 

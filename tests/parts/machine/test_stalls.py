@@ -1,4 +1,4 @@
-"""A reader, a disk or a terminal that stalls holds neither decoding nor the end of a program."""
+"""A disk that stops answering holds neither decoding nor the end of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times in a log lie within what the caller's own clock measured around them."""
+"""Splits and waits of an RPC device lie within what the caller's clock measured."""
 
 from __future__ import annotations
 

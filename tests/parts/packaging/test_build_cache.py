@@ -1,4 +1,4 @@
-"""The cache of builds: who may write there, what is taken from it, and what builds fetch."""
+"""What a build fetches is pinned, in a real isolated build."""
 
 from __future__ import annotations
 

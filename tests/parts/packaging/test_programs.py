@@ -1,5 +1,5 @@
 """`instr build --programs`, with stand-ins for CMake and ninja: what is compiled, and what is taken
-from the wheel. `tests/recording/test_llama_programs.py` runs the real programs."""
+from the wheel. `tests/parts/programs/test_llama_programs.py` runs the real programs."""
 
 from __future__ import annotations
 

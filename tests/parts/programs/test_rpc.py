@@ -1,5 +1,4 @@
-"""ggml's RPC backend, recorded at both ends of each connection. Servers are processes of their own;
-those with a delay are in network namespaces."""
+"""ggml-rpc-server of `instr build --programs` records itself."""
 
 from __future__ import annotations
 

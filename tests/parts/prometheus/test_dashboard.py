@@ -1,4 +1,4 @@
-"""The dashboard for Grafana: each query is one that Prometheus accepts, of metrics that exist."""
+"""Prometheus accepts every query of the dashboard for Grafana."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`instr quality` with types of the cache: figures of outputs, compared with llama-perplexity of
-the same upstream, and what stands beside them."""
+"""`instr quality` with types of the cache: its memory is that of the caches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`instr quality` with types of the cache: figures of outputs, compared with llama-perplexity of
-the same upstream, and what stands beside them."""
+"""`instr quality` with types of the cache: ranges of positions, and the reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr validate` finds nothing in sound models, and names the op that is wrong."""
+"""`instr validate`: quantized kernels of every type are within their tolerance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA adapters: recording changes nothing of what they do, and the log has those that were set."""
+"""Logits with a LoRA adapter are the unpatched library's to the bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr exec`: programs that do not know the recorder."""
+"""`instr exec` with programs and libraries that were built elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted memory equals llama.cpp's to the byte, for every file type and architecture."""
+"""The unpatched library logs the sizes of buffers that we predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ONNX graph computes what llama.cpp computes: every node, from the inputs that it had."""
+"""Every node of every architecture computes in ONNX what llama.cpp computes."""
 
 from __future__ import annotations
 

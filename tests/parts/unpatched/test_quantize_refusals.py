@@ -1,5 +1,4 @@
-"""Models that cannot be quantized give one line, the interpreter survives, and no partial file
-remains."""
+"""An alignment that llama-quantize would not keep is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`instr recipe`: what it measures, chooses and writes, each against an independent figure."""
+"""llama-quantize makes the model of a recipe again from the files beside it."""
 
 from __future__ import annotations
 

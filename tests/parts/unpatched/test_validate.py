@@ -1,4 +1,4 @@
-"""`instr validate` finds nothing in sound models, and names the op that is wrong."""
+"""`instr validate` finds nothing in a quarter of all architectures."""
 
 from __future__ import annotations
 
