@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
-class Need:
+class Requirement:
     """A program, library or permission that a part cannot do without."""
 
     name: str
@@ -41,23 +41,26 @@ class Need:
     """Debian's packages that bring it; empty if none does"""
 
 
-def program(name: str, *packages: str, names: Sequence[str] = ()) -> Need:
+def program(name: str, *packages: str, names: Sequence[str] = ()) -> Requirement:
     """A program in PATH, under its name or any of `names`."""
-    return Need(name, lambda: any(map(shutil.which, names or (name,))), packages or (name,))
+    return Requirement(name, lambda: any(map(shutil.which, names or (name,))), packages or (name,))
 
 
-def file(name: str, pattern: str, *packages: str) -> Need:
+def file(name: str, pattern: str, *packages: str) -> Requirement:
     """A file below `/` whose path matches `pattern`."""
-    return Need(name, lambda: any(Path("/").glob(pattern)), packages)
+    return Requirement(name, lambda: any(Path("/").glob(pattern)), packages)
 
 
 GIT, PATCH, IP, APT = (program(name) for name in ("git", "patch", "ip", "apt-get"))
-NODE = Need("node and npm", lambda: bool(shutil.which("node") and shutil.which("npm")),
-            ("nodejs", "npm"))  # fmt: skip
+NODE = Requirement(
+    "node and npm", lambda: bool(shutil.which("node") and shutil.which("npm")), ("nodejs", "npm")
+)
 CHROMIUM = program(
-    "Chromium", "chromium", "fonts-dejavu-core",
+    "Chromium",
+    "chromium",
+    "fonts-dejavu-core",
     names=("chromium", "chromium-browser", "google-chrome", os.environ.get("CHROMIUM", "")),
-)  # fmt: skip
+)
 OPENBLAS = file("OpenBLAS", "usr/include/**/cblas.h", "libopenblas-dev")
 LAVAPIPE = file("Mesa's lavapipe", "usr/share/vulkan/icd.d/lvp_icd.*.json", "mesa-vulkan-drivers")
 GLSLC = program("glslc")
@@ -66,13 +69,13 @@ SPIRV = file("SPIR-V's headers", "usr/include/spirv/unified1/spirv.hpp", "spirv-
 PROMTOOL = program("promtool", "prometheus")
 NETWORKS = program("ip", "iproute2")
 TUN = file("/dev/net/tun", "dev/net/tun")
-SUPERUSER = Need("root", lambda: os.geteuid() == 0)
+SUPERUSER = Requirement("root", lambda: os.geteuid() == 0)
 FOR_ARM64 = program("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu")
 QEMU = program("qemu-aarch64-static", "qemu-user-static")
-TWO_CPUS = Need("two CPUs", lambda: usable_cpus() > 1)
-NAMESPACES = Need("user namespaces", lambda: _runs("unshare", "--map-root-user", "true"))
+TWO_CPUS = Requirement("two CPUs", lambda: usable_cpus() > 1)
+NAMESPACES = Requirement("user namespaces", lambda: _runs("unshare", "--map-root-user", "true"))
 FUSE = file("/dev/fuse", "dev/fuse")
-AVX2 = Need("a processor with AVX2", lambda: "avx2" in _cpu_flags())
+AVX2 = Requirement("a processor with AVX2", lambda: "avx2" in _cpu_flags())
 DEVICES = (OPENBLAS, LAVAPIPE, GLSLC, VULKAN, SPIRV)
 
 
@@ -97,7 +100,7 @@ PARALLEL = ("-n", "{cpus}", "--dist", "loadfile")
 
 
 @dataclass(frozen=True)
-class Part:
+class SuitePart:
     """Tests that have needs of their own, in the folder `tests/parts/NAME`."""
 
     name: str
@@ -106,7 +109,7 @@ class Part:
     """on two CPUs, with nothing in any cache"""
     paths: tuple[str, ...]
     """tracked files that the part tests, beside those of its own folder and of tests/kit"""
-    needs: tuple[Need, ...] = ()
+    needs: tuple[Requirement, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
     """in the order in which they run; `{python}` is this interpreter, `{cpus}` the usable CPUs. By
     default pytest runs the folder"""
@@ -117,7 +120,7 @@ class Part:
         return f"tests/parts/{self.name}"
 
     @property
-    def missing(self) -> list[Need]:
+    def missing(self) -> list[Requirement]:
         """The needs that this machine does not meet."""
         return [need for need in self.needs if not need.is_met()]
 
@@ -137,63 +140,160 @@ class Part:
 
 
 PARTS = (
-    Part("git", "the tools for patches, which work in git repositories", 2,
-         ("tools", "patches", "llamacpp_instr/llama/build"), (GIT, PATCH)),
-    Part("packaging", "the wheel and the sdist, in empty environments that pip fills", 3,
-         (*PRODUCT, "patches", "tools/release.py")),
-    Part("pages", "every command of README and docs", 5, (*PRODUCT, *PAGES), (GIT,)),
-    Part("limits", "memory and time of hostile files, and hundreds of killed processes", 5,
-         (*PRODUCT, "tests/fuzz")),
-    Part("machine", "findings that a machine provokes, other users, full disks, stopped ones", 3,
-         PRODUCT, (SUPERUSER, NAMESPACES, FUSE, TWO_CPUS, AVX2)),
-    Part("recipes", "mixtures and caches, measured on whole models", 3, PRODUCT),
-    Part("programs", "llama-server and llama.cpp's other programs", 12, (*PRODUCT, "patches")),
-    Part("unpatched", "the unpatched library, upstream's programs, 128 architectures", 12,
-         (*PRODUCT, "patches"), (),
-         (("{python}", "-m", "tests.kit.native_kit"),
-          (*TESTS, *PARALLEL, "tests/parts/unpatched"))),
-    Part("browser", "pages in Chromium, and traces in Perfetto's trace_processor and UI", 5,
-         (*PRODUCT, "tests/ui"), (NODE, CHROMIUM),
-         (("make", "--no-print-directory", "ui-kit"), (*TESTS, *PARALLEL, "tests/parts/browser"))),
-    Part("devices", "Vulkan on Mesa's lavapipe, and OpenBLAS", 12,
-         (*NATIVE, "converters", "tests/native"), DEVICES,
-         # shaders take the driver minutes; speeds are compared while nothing else runs
-         (("{python}", "-m", "tests.kit.backends"),
-          (*TESTS, *PARALLEL, "tests/parts/devices", "-k", "not llama_bench"),
-          (*TESTS, "tests/parts/devices/test_devices.py", "-k", "llama_bench"))),
-    Part("prometheus", "metrics and the dashboard's queries, by promtool", 1,
-         ("llamacpp_instr/log", "converters/live", "tests/live"), (PROMTOOL,)),
-    Part("networks", "sessions over several machines, in network namespaces", 4,
-         (*NATIVE, "converters"), (SUPERUSER, NETWORKS, TUN)),
-    Part("sanitizers", "the recorder without a compiler's warning, and under three sanitizers", 8,
-         ("patches", "tests/native", "tests/programs"), (),
-         ((*TESTS, "tests/parts/sanitizers"),
-          ("{python}", "-m", "tests.programs.sanitize", "--seconds", "20"))),
-    Part("arm64", "the recorder on arm64, cross-compiled and run by qemu", 4,
-         (*NATIVE, "tests/native", "tests/recording", "tests/programs/arm64.py"),
-         (FOR_ARM64, QEMU), (("{python}", "-m", "tests.programs.arm64"),)),
-    Part("cuda", "the CUDA backend compiles; the reader of CUPTI runs with stand-ins", 2,
-         ("patches", "tests/native", "tests/programs"), (),
-         (("make", "--no-print-directory", "cuda-compiler"), (*TESTS, "tests/parts/cuda"))),
-    Part("macos", "the recorder compiles for macOS", 3,
-         ("patches", "tests/programs/lint_native.py"), (),
-         (("make", "--no-print-directory", "macos-compiler"),
-          (*TESTS, "tests/parts/macos", "-k", "not intel and not link"))),
-    Part("peers", "imports beside transformers, exports in the tools that read them", 12,
-         ("llamacpp_instr/base/child.py", "llamacpp_instr/lab/importer", "pyproject.toml",
-          "llamacpp_instr/llama/build", "converters", "tests/ui", "patches/UPSTREAM.toml"),
-         (NODE, CHROMIUM),
-         (("make", "--no-print-directory", "peers"),)),
-    Part("image", "the container image with the kernels of AVX2, without an engine", 6,
-         (*PRODUCT, "docker", "patches", "README.md"), (SUPERUSER, APT),
-         (("make", "--no-print-directory", "image-test", "SLICE=1"),)),
-    Part("mutants", "eight small mistakes, of which the tests notice at least a quarter", 3,
-         ("llamacpp_instr", "converters", "tests", "tools/mutate.py"), (GIT,),
-         ((*TESTS, "tests/parts/mutants"),
-          ("{python}", "-m", "tools.mutate", "--count", "8", "--near", "--at-least", "25"))),
-    Part("newcomer", "what README and docs tell a newcomer, in a fresh clone", 20,
-         (*PRODUCT, *PAGES, "patches"), (GIT,), in_ci=False),
-)  # fmt: skip
+    SuitePart(
+        "git",
+        "the tools for patches, which work in git repositories",
+        2,
+        ("tools", "patches", "llamacpp_instr/llama/build"),
+        (GIT, PATCH),
+    ),
+    SuitePart(
+        "packaging",
+        "the wheel and the sdist, in empty environments that pip fills",
+        3,
+        (*PRODUCT, "patches", "tools/release.py"),
+    ),
+    SuitePart("pages", "every command of README and docs", 5, (*PRODUCT, *PAGES), (GIT,)),
+    SuitePart(
+        "limits",
+        "memory and time of hostile files, and hundreds of killed processes",
+        5,
+        (*PRODUCT, "tests/fuzz"),
+    ),
+    SuitePart(
+        "machine",
+        "findings that a machine provokes, other users, full disks, stopped ones",
+        3,
+        PRODUCT,
+        (SUPERUSER, NAMESPACES, FUSE, TWO_CPUS, AVX2),
+    ),
+    SuitePart("recipes", "mixtures and caches, measured on whole models", 3, PRODUCT),
+    SuitePart("programs", "llama-server and llama.cpp's other programs", 12, (*PRODUCT, "patches")),
+    SuitePart(
+        "unpatched",
+        "the unpatched library, upstream's programs, 128 architectures",
+        12,
+        (*PRODUCT, "patches"),
+        (),
+        (("{python}", "-m", "tests.kit.native_kit"), (*TESTS, *PARALLEL, "tests/parts/unpatched")),
+    ),
+    SuitePart(
+        "browser",
+        "pages in Chromium, and traces in Perfetto's trace_processor and UI",
+        5,
+        (*PRODUCT, "tests/ui"),
+        (NODE, CHROMIUM),
+        (("make", "--no-print-directory", "ui-kit"), (*TESTS, *PARALLEL, "tests/parts/browser")),
+    ),
+    SuitePart(
+        "devices",
+        "Vulkan on Mesa's lavapipe, and OpenBLAS",
+        12,
+        (*NATIVE, "converters", "tests/native"),
+        DEVICES,
+        # shaders take the driver minutes; speeds are compared while nothing else runs
+        (
+            ("{python}", "-m", "tests.kit.backends"),
+            (*TESTS, *PARALLEL, "tests/parts/devices", "-k", "not llama_bench"),
+            (*TESTS, "tests/parts/devices/test_devices.py", "-k", "llama_bench"),
+        ),
+    ),
+    SuitePart(
+        "prometheus",
+        "metrics and the dashboard's queries, by promtool",
+        1,
+        ("llamacpp_instr/log", "converters/live", "tests/live"),
+        (PROMTOOL,),
+    ),
+    SuitePart(
+        "networks",
+        "sessions over several machines, in network namespaces",
+        4,
+        (*NATIVE, "converters"),
+        (SUPERUSER, NETWORKS, TUN),
+    ),
+    SuitePart(
+        "sanitizers",
+        "the recorder without a compiler's warning, and under three sanitizers",
+        8,
+        ("patches", "tests/native", "tests/programs"),
+        (),
+        (
+            (*TESTS, "tests/parts/sanitizers"),
+            ("{python}", "-m", "tests.programs.sanitize", "--seconds", "20"),
+        ),
+    ),
+    SuitePart(
+        "arm64",
+        "the recorder on arm64, cross-compiled and run by qemu",
+        4,
+        (*NATIVE, "tests/native", "tests/recording", "tests/programs/arm64.py"),
+        (FOR_ARM64, QEMU),
+        (("{python}", "-m", "tests.programs.arm64"),),
+    ),
+    SuitePart(
+        "cuda",
+        "the CUDA backend compiles; the reader of CUPTI runs with stand-ins",
+        2,
+        ("patches", "tests/native", "tests/programs"),
+        (),
+        (("make", "--no-print-directory", "cuda-compiler"), (*TESTS, "tests/parts/cuda")),
+    ),
+    SuitePart(
+        "macos",
+        "the recorder compiles for macOS",
+        3,
+        ("patches", "tests/programs/lint_native.py"),
+        (),
+        (
+            ("make", "--no-print-directory", "macos-compiler"),
+            (*TESTS, "tests/parts/macos", "-k", "not intel and not link"),
+        ),
+    ),
+    SuitePart(
+        "peers",
+        "imports beside transformers, exports in the tools that read them",
+        12,
+        (
+            "llamacpp_instr/base/child.py",
+            "llamacpp_instr/lab/importer",
+            "pyproject.toml",
+            "llamacpp_instr/llama/build",
+            "converters",
+            "tests/ui",
+            "patches/UPSTREAM.toml",
+        ),
+        (NODE, CHROMIUM),
+        (("make", "--no-print-directory", "peers"),),
+    ),
+    SuitePart(
+        "image",
+        "the container image with the kernels of AVX2, without an engine",
+        6,
+        (*PRODUCT, "docker", "patches", "README.md"),
+        (SUPERUSER, APT),
+        (("make", "--no-print-directory", "image-test", "SLICE=1"),),
+    ),
+    SuitePart(
+        "mutants",
+        "eight small mistakes, of which the tests notice at least a quarter",
+        3,
+        ("llamacpp_instr", "converters", "tests", "tools/mutate.py"),
+        (GIT,),
+        (
+            (*TESTS, "tests/parts/mutants"),
+            ("{python}", "-m", "tools.mutate", "--count", "8", "--near", "--at-least", "25"),
+        ),
+    ),
+    SuitePart(
+        "newcomer",
+        "what README and docs tell a newcomer, in a fresh clone",
+        20,
+        (*PRODUCT, *PAGES, "patches"),
+        (GIT,),
+        in_ci=False,
+    ),
+)
 NAMES = [part.name for part in PARTS]
 
 
@@ -226,7 +326,7 @@ def tracked_files(path: str) -> list[str]:
     return sorted(filter(None, listed.stdout.decode().split("\0")))
 
 
-def table(parts: Sequence[Part]) -> str:
+def table(parts: Sequence[SuitePart]) -> str:
     """A line for each part: minutes, title, and what this machine lacks. Then the command that
     installs all of that, if packages bring it."""
     rows = []
@@ -241,16 +341,16 @@ def table(parts: Sequence[Part]) -> str:
     return "\n".join(rows)
 
 
-def packages_for(parts: Iterable[Part]) -> list[str]:
+def packages_for(parts: Iterable[SuitePart]) -> list[str]:
     """The Debian packages that bring what this machine lacks."""
     return sorted({name for part in parts for need in part.missing for name in need.packages})
 
 
 @dataclass
-class Run:
+class PartOutcome:
     """The outcome of a part."""
 
-    part: Part
+    part: SuitePart
     status: int = 0
     """of the first command that failed, else 0"""
     seconds: float = 0.0
@@ -262,9 +362,9 @@ class Run:
         return f"{self.part.name:11} {minutes:5.1f} min {cpu:5.1f} CPU min  {outcome}"
 
 
-def run(part: Part) -> Run:
+def run(part: SuitePart) -> PartOutcome:
     """Run the commands of a part until one fails; each is printed first."""
-    outcome = Run(part)
+    outcome = PartOutcome(part)
     start, cpu = time.monotonic(), _cpu_of_children()
     for line in part.lines:
         print(f"{part.name}: {' '.join(line)}", flush=True)
@@ -287,10 +387,37 @@ def _cpu_of_children() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def chosen_parts(names: Sequence[str]) -> list[Part]:
+def chosen_parts(names: Sequence[str]) -> list[SuitePart]:
     """The parts of these names, every part for `all`."""
     by_name = {part.name: part for part in PARTS}
     return list(PARTS) if "all" in names else [by_name[name] for name in names]
+
+
+def run_all(parts: Sequence[SuitePart], digests: dict[str, str]) -> int:
+    """Run the parts and print a line for each; returns 1 if one failed. Keeps the digests of those
+    that passed."""
+    outcomes = []
+    for part in parts:
+        outcome = run(part)
+        outcomes.append(outcome)
+        if outcome.status == 0:
+            (_passed_folder() / part.name).write_text(digests[part.name])
+    print("\n".join(map(str, outcomes)))
+    return 1 if any(outcome.status for outcome in outcomes) else 0
+
+
+def without_passed(parts: Sequence[SuitePart], digests: dict[str, str]) -> list[SuitePart]:
+    """The parts whose files have changed since they last passed on this machine."""
+    passed = {kept.name: kept.read_text() for kept in _passed_folder().iterdir()}
+    same = [part.name for part in parts if passed.get(part.name) == digests[part.name]]
+    print(f"\npassed before with the same files: {', '.join(same) or 'none'}", flush=True)
+    return [part for part in parts if part.name not in same]
+
+
+def _passed_folder() -> Path:
+    folder = own_cache() / "passed"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def main() -> int:
@@ -301,42 +428,26 @@ def main() -> int:
     parser.add_argument("--changed", action="store_true", help="parts of CI whose files changed")
     parser.add_argument("--packages", action="store_true", help="packages that CI's parts lack")
     options = parser.parse_args()
+    for name in options.names:
+        if name not in (*NAMES, "all"):
+            parser.error(f"no part {name!r}; there are {', '.join(NAMES)}, and all")
+    in_ci = [part for part in PARTS if part.in_ci]
     if options.packages:
-        print(*packages_for(part for part in PARTS if part.in_ci))
+        print(*packages_for(in_ci))
         return 0
-    if options.changed:
-        parts = [part for part in PARTS if part.in_ci]
-    else:
-        unknown = [name for name in options.names if name not in (*NAMES, "all")]
-        if unknown:
-            parser.error(f"no part {unknown[0]!r}; there are {', '.join(NAMES)}, and all")
-        parts = chosen_parts(options.names)
+    parts = in_ci if options.changed else chosen_parts(options.names)
     print(table(parts or PARTS), flush=True)
-    if not parts:
-        return 0
-    kept = own_cache() / "passed"
-    kept.mkdir(exist_ok=True)
     try:
         digests = {part.name: part.digest() for part in parts}
     except FileNotFoundError as error:
         sys.exit(str(error))
     if options.changed:
-        passed = {file.name: file.read_text() for file in kept.iterdir()}
-        same = [part for part in parts if passed.get(part.name) == digests[part.name]]
-        print(f"\npassed before with the same files: {', '.join(p.name for p in same) or 'none'}")
-        parts = [part for part in parts if part not in same]
+        parts = without_passed(parts, digests)
     cannot = [part.name for part in parts if part.missing]
     if cannot:
         print(f"cannot run here: {', '.join(cannot)}", file=sys.stderr)
         return 2
-    outcomes = []
-    for part in parts:
-        outcome = run(part)
-        outcomes.append(outcome)
-        if outcome.status == 0:
-            (kept / part.name).write_text(digests[part.name])
-    print("\n".join(map(str, outcomes)))
-    return 1 if any(outcome.status for outcome in outcomes) else 0
+    return run_all(parts, digests)
 
 
 if __name__ == "__main__":

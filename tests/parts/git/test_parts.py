@@ -11,9 +11,9 @@ import pytest
 from tests.kit.native_kit import ROOT
 from tools import parts
 from tools.mutate import TRUSTED
-from tools.parts import PARTS, Need, Part
+from tools.parts import PARTS, Requirement, SuitePart
 
-LACKING = Need("a teapot", lambda: False, ("teapot",))
+LACKING = Requirement("a teapot", lambda: False, ("teapot",))
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, *words: str, **fields: object) -> int:
     """The exit status of `python -m tools.parts WORDS` with one part, named `tea`."""
     arguments: dict[str, object] = {"minutes": 1, "paths": ("product",), **fields}
-    part = Part("tea", "tea is made", **arguments)  # type: ignore[arg-type]
+    part = SuitePart("tea", "tea is made", **arguments)  # type: ignore[arg-type]
     monkeypatch.setattr(parts, "PARTS", (part,))
     monkeypatch.setattr(parts, "NAMES", ["tea"])
     monkeypatch.setattr(sys, "argv", ["parts", *words])
