@@ -92,10 +92,10 @@ test: native $(TEST_INSTALLED)
 
 comma := ,
 test-all: native $(DEV_INSTALLED)
-	$(BIN)/python -m tools.parts $(subst $(comma), ,$(PARTS))
+	$(BIN)/python -m tools.suite_parts $(subst $(comma), ,$(PARTS))
 
 parts: $(INSTALLED)
-	@$(BIN)/python -m tools.parts
+	@$(BIN)/python -m tools.suite_parts
 
 # hypothesis makes a failing example smaller, for minutes
 explore: native $(TEST_INSTALLED)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.parts import PARTS, table
+from tools.suite_parts import PARTS, table
 
 FOLDER = Path(__file__).parent
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.kit.native_kit import ROOT
-from tools import parts
+from tools import suite_parts as parts
 from tools.mutate import TRUSTED
-from tools.parts import PARTS, Requirement, SuitePart
+from tools.suite_parts import PARTS, Requirement, SuitePart
 
 LACKING = Requirement("a teapot", lambda: False, ("teapot",))
 
@@ -30,7 +30,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str, **fields: object) -> int:
-    """The exit status of `python -m tools.parts WORDS` with one part, named `tea`."""
+    """The exit status of `python -m tools.suite_parts WORDS` with one part, named `tea`."""
     arguments: dict[str, object] = {"minutes": 1, "paths": ("product",), **fields}
     part = SuitePart("tea", "tea is made", **arguments)  # type: ignore[arg-type]
     monkeypatch.setattr(parts, "PARTS", (part,))

@@ -1,10 +1,10 @@
 """The parts of `make test-all`: what `make test` leaves out, since it needs more or takes minutes.
 
-    python -m tools.parts              a table of the parts, and of what this machine lacks
-    python -m tools.parts NAME...      run these parts, or `all`; one that cannot run is an error
-    python -m tools.parts --changed    run the parts of CI whose files have changed since they last
+    python -m tools.suite_parts              a table of the parts, and of what this machine lacks
+    python -m tools.suite_parts NAME...      run these parts, or `all`; one that cannot run is an error
+    python -m tools.suite_parts --changed    run the parts of CI whose files have changed since they last
                                        passed on this machine
-    python -m tools.parts --packages   the Debian packages that parts of CI need and this machine
+    python -m tools.suite_parts --packages   the Debian packages that parts of CI need and this machine
                                        lacks
 
 The files of a part are the tracked ones below its paths. A digest of their names and contents and
