@@ -1,11 +1,11 @@
 """The parts of `make test-all`: what `make test` leaves out, since it needs more or takes minutes.
 
-    python -m tools.suite_parts              a table of the parts, and of what this machine lacks
-    python -m tools.suite_parts NAME...      run these parts, or `all`; one that cannot run is an error
-    python -m tools.suite_parts --changed    run the parts of CI whose files have changed since they last
-                                       passed on this machine
-    python -m tools.suite_parts --packages   the Debian packages that parts of CI need and this machine
-                                       lacks
+    python -m tools.suite_parts             a table of the parts, and of what this machine lacks
+    python -m tools.suite_parts NAME...     run these parts, or `all`; one that cannot run fails
+    python -m tools.suite_parts --changed   run those of CI whose files have changed since they
+                                            last passed on this machine
+    python -m tools.suite_parts --packages  the Debian packages that those of CI need and this
+                                            machine lacks
 
 The files of a part are the tracked ones below its paths. A digest of their names and contents and
 of the part's commands is kept in the product's cache once every command has exited with status 0.
