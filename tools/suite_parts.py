@@ -143,36 +143,36 @@ PARTS = (
     SuitePart(
         "git",
         "the tools for patches, which work in git repositories",
-        2,
+        1,
         ("tools", "patches", "llamacpp_instr/llama/build"),
         (GIT, PATCH),
     ),
     SuitePart(
         "packaging",
         "the wheel and the sdist, in empty environments that pip fills",
-        3,
+        1,
         (*PRODUCT, "patches", "tools/release.py"),
     ),
-    SuitePart("pages", "every command of README and docs", 5, (*PRODUCT, *PAGES), (GIT,)),
+    SuitePart("pages", "every command of README and docs", 4, (*PRODUCT, *PAGES), (GIT,)),
     SuitePart(
         "limits",
         "memory and time of hostile files, and hundreds of killed processes",
-        5,
+        2,
         (*PRODUCT, "tests/fuzz"),
     ),
     SuitePart(
         "machine",
         "findings that a machine provokes, other users, full disks, stopped ones",
-        3,
+        1,
         PRODUCT,
         (SUPERUSER, NAMESPACES, FUSE, TWO_CPUS, AVX2),
     ),
-    SuitePart("recipes", "mixtures and caches, measured on whole models", 3, PRODUCT),
-    SuitePart("programs", "llama-server and llama.cpp's other programs", 12, (*PRODUCT, "patches")),
+    SuitePart("recipes", "mixtures and caches, measured on whole models", 2, PRODUCT),
+    SuitePart("programs", "llama-server and llama.cpp's other programs", 5, (*PRODUCT, "patches")),
     SuitePart(
         "unpatched",
         "the unpatched library, upstream's programs, 128 architectures",
-        12,
+        7,
         (*PRODUCT, "patches"),
         (),
         (("{python}", "-m", "tests.kit.native_kit"), (*TESTS, *PARALLEL, "tests/parts/unpatched")),
@@ -180,7 +180,7 @@ PARTS = (
     SuitePart(
         "browser",
         "pages in Chromium, and traces in Perfetto's trace_processor and UI",
-        5,
+        2,
         (*PRODUCT, "tests/ui"),
         (NODE, CHROMIUM),
         (("make", "--no-print-directory", "ui-kit"), (*TESTS, *PARALLEL, "tests/parts/browser")),
@@ -208,7 +208,7 @@ PARTS = (
     SuitePart(
         "networks",
         "sessions over several machines, in network namespaces",
-        4,
+        1,
         (*NATIVE, "converters"),
         (SUPERUSER, NETWORKS, TUN),
     ),
@@ -226,7 +226,7 @@ PARTS = (
     SuitePart(
         "arm64",
         "the recorder on arm64, cross-compiled and run by qemu",
-        4,
+        6,
         (*NATIVE, "tests/native", "tests/recording", "tests/programs/arm64.py"),
         (FOR_ARM64, QEMU),
         (("{python}", "-m", "tests.programs.arm64"),),
@@ -234,7 +234,7 @@ PARTS = (
     SuitePart(
         "cuda",
         "the CUDA backend compiles; the reader of CUPTI runs with stand-ins",
-        2,
+        3,
         ("patches", "tests/native", "tests/programs"),
         (),
         (("make", "--no-print-directory", "cuda-compiler"), (*TESTS, "tests/parts/cuda")),
@@ -253,7 +253,7 @@ PARTS = (
     SuitePart(
         "peers",
         "imports beside transformers, exports in the tools that read them",
-        12,
+        10,
         (
             "llamacpp_instr/base/child.py",
             "llamacpp_instr/lab/importer",
@@ -269,7 +269,7 @@ PARTS = (
     SuitePart(
         "image",
         "the container image with the kernels of AVX2, without an engine",
-        6,
+        8,
         (*PRODUCT, "docker", "patches", "README.md"),
         (SUPERUSER, APT),
         (("make", "--no-print-directory", "image-test", "SLICE=1"),),
