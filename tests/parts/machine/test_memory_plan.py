@@ -18,8 +18,7 @@ def test_a_quantized_type_is_repacked_and_its_bytes_stay_mapped() -> None:
     model = load_model_file(quantized_demo("Q4_0"))
     plan = dry_run(model, SMALL, True)
     repacked = plan.of("weights", "CPU_REPACK")
-    if not repacked:
-        pytest.skip("this processor's library repacks nothing")
+    assert repacked
     assert plan.of_kind("weights") > model.n_bytes, "bytes between in the file are mapped too"
     assert plan.buffers_of()["blk.0.ffn_up.weight"] == ["CPU_REPACK"]
     assert plan.buffers_of()["blk.0.ffn_norm.weight"] == ["CPU_Mapped"]
