@@ -37,7 +37,7 @@ def test_the_stage_that_compiles_has_what_instr_build_imports(tmp_path: Path) ->
                 place.write_bytes((REPOSITORY / source).read_bytes())
             elif source.startswith("llamacpp_instr"):
                 shutil.copytree(REPOSITORY / source, tmp_path / target)
-    # what an installation imports at its start is no need of ours
+    # leave out what the installation imports at its start
     code = "import sys; before = set(sys.modules)"
     code += "; import llamacpp_instr.llama.build.wheel as b; print(b.__file__)"
     code += "; from llamacpp_instr.cli import main, build"

@@ -228,7 +228,7 @@ WRONG = (
     ("help me", "no command is called 'me'"),
     ("print 'a", "No closing quotation"),
 )
-"""commands, and words of what is said about each"""
+"""wrong commands, each with words of its message"""
 
 
 def test_each_wrong_command_gets_one_line_and_the_stop_goes_on(instr: Instr) -> None:

@@ -67,8 +67,8 @@ def refusal(name: str, path: Path) -> str | None:
 
 
 def assert_all_agree(path: Path, log: bytes) -> None:
-    """Every reader of a log, which is written to `path`, refuses the first event that `check` says
-    is not whole or not of the schema, and no other; or it is no log for `check` either."""
+    """Writes the log to `path`, and checks that every reader refuses the first event that `check`
+    refuses, for the same reason, or refuses the whole file as `check` does."""
     path.write_bytes(log)
     expected = refusal("check", path)
     if expected is None:

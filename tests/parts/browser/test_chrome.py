@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from llamacpp_instr.converters.exports.chrome import write_chrome
-from llamacpp_instr.log import schema as s
 from llamacpp_instr.log.reader import read_events as read_log
 from tests.conftest import read_events
+from tests.exports.test_chrome import log
 from tests.kit.perfetto_queries import NAME
 from tests.kit.perfetto_truth import truth
 from tests.kit.trace_processor import ask, check
 
-
-@pytest.fixture(scope="module", params=s.LEVELS)
-def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("chrome") / "session.log"
-    subprocess.run(
-        [sys.executable, "-m", "llamacpp_instr", "run", "demo", "--prompt", "Once upon a time",
-         "-n", "6", "--threads", "2", "--level", request.param, "--log", path],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return path
+__all__ = ["log"]  # fixtures
 
 
 @pytest.mark.native

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.reader import read_events
-from tests.exports.test_device_traces import device_spans, logs, n_runs
-from tests.kit.device_log import with_devices
-from tests.kit.made_log import encode, make_log
+from tests.exports.test_device_traces import device_spans, logs, n_runs, overlapping
 from tests.kit.trace_processor import ask
 
-
-@pytest.fixture
-def overlapping(tmp_path: Path) -> Path:
-    """A log in which runs of one device overlap."""
-    events = make_log(Random(5).randint, n_contexts=2, level="detailed")
-    log = tmp_path / "overlapping.log"
-    log.write_bytes(encode(with_devices(events, Random(1))))
-    assert n_runs(log) > 4
-    return log
+__all__ = ["overlapping"]  # fixtures
 
 
 @pytest.mark.native

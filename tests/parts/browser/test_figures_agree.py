@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.converters.exports.tables import load_tables
 from llamacpp_instr.log.reader import read_events
-from tests.analyses.test_figures_agree import RUNS, TOKENS, summed
+from tests.analyses.test_figures_agree import counted, flat, session, summary, summed
 from tests.kit.perfetto_queries import NAME, OP, arg, slices
 from tests.kit.reported import Reported, Row
 from tests.kit.trace_processor import ask
+
+__all__ = ["counted", "flat", "session", "summary"]  # fixtures
 
 pytestmark = pytest.mark.native
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Reported:
-    session = Reported(tmp_path_factory.mktemp("session"), environment)
-    words = ["run", "demo", "-p", "Once upon a time", "-n", TOKENS, "--repeat", RUNS]
-    session.instr(*words, "--level", "detailed", "--log", session.log)
-    session.measure_machine()
-    return session
-
-
-@pytest.fixture(scope="module")
 def summarized(session: Reported) -> dict[str, Row]:
     return session.reports("summary", session.log)
-
-
-@pytest.fixture(scope="module")
-def summary(summarized: dict[str, Row]) -> dict[str, list[Row]]:
-    return {title: report["rows"] for title, report in summarized.items()}
-
-
-@pytest.fixture(scope="module")
-def flat(session: Reported) -> list[Row]:
-    """The lines of `cat --expand`."""
-    return [json.loads(line) for line in session.instr("cat", session.log, "--expand").splitlines()]
-
-
-@pytest.fixture(scope="module")
-def counted(flat: list[Row]) -> set[int]:
-    """Steps outside of the warm-up, as a user of jq would select them."""
-    warm = {line["phase"]: line["t"] for line in flat if line.get("name") == "warm-up"}
-    begun = [line for line in flat if line["event"] == "step_begin" and "ctx" in line]
-    return {line["step"] for line in begun if not warm["begin"] <= line["t"] < warm["end"]}
 
 
 def test_the_trace(session: Reported, counted: set[int], summary: dict[str, list[Row]]) -> None:

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from llamacpp_instr.converters.exports.perfetto import Options, write_perfetto
 from llamacpp_instr.log.reader import read_events
-from tests.exports.test_machine_traces import slices
-from tests.kit.machines import HOSTS, Made, Wire, over_machines
-from tests.kit.made_log import encode
+from tests.exports.test_machine_traces import log, made, slices
+from tests.kit.machines import HOSTS, Made
 from tests.kit.trace_processor import ask, check
 
-
-@pytest.fixture
-def made() -> Made:
-    random = Random(2)
-    wires = [Wire(0, random), Wire(1, random, (300_000, 500_000))]
-    return over_machines(wires, [2_000_000, 1_000_000], n_steps=12)
-
-
-@pytest.fixture(params=[True, False], ids=["merged", "client alone"])
-def log(made: Made, request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    path = tmp_path / "session.log"
-    path.write_bytes(encode(made.log(merged=request.param)))
-    return path
+__all__ = ["log", "made"]  # fixtures
 
 
 @pytest.mark.native

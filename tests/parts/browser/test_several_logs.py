@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from llamacpp_instr.log.schema import SessionStart
+from tests.cli.test_several_logs import logs
 from tests.kit.in_process import printed
-from tests.kit.made_log import make_log
-from tests.kit.split_log import split_log
-from tests.kit.steady_log import write
 from tests.kit.trace_processor import check
 
-
-@pytest.fixture
-def logs(tmp_path: Path) -> list[str]:
-    """Two parts of a session, the second first, and the log of another process. Their CPU has no
-    name, so any probe fits it."""
-    rotated = make_log(lambda _low, high: high, n_contexts=2, level="detailed")
-    other = make_log(Random(3).randint, n_contexts=1, level="detailed")
-    paths = [tmp_path / name for name in ("a.log", "a.part2.log", "b.log")]
-    for path, events in zip(paths, [*split_log(rotated, 2, Random(5)), other], strict=True):
-        assert isinstance(events[0], SessionStart)
-        events[0].host.cpu = ""
-        write(path, events)
-    return [str(paths[1]), str(paths[2]), str(paths[0])]
+__all__ = ["logs"]  # fixtures
 
 
 @pytest.mark.native

@@ -11,8 +11,9 @@ import pytest
 from gguf.quants import dequantize
 
 from tests.kit import ui_kit
-from tests.kit.block_models import write_blocks
-from tests.weights_view.test_weights_page import HOSTILE, NAME, ORIGINAL, Q4_0, STORED
+from tests.weights_view.test_weights_page import HOSTILE, NAME, ORIGINAL, Q4_0, STORED, models
+
+__all__ = ["models"]  # fixtures
 
 QUANTIZED = dequantize(STORED, Q4_0)
 
@@ -22,17 +23,6 @@ def look(address: str, steps: list[list[Any]], width: int = 1280, **more: Any) -
     seen = ui_kit.run_script("weights.mjs", address=address, width=width, steps=steps, **more)
     assert (seen["errors"], seen["console"], seen["foreign"]) == ([], [], [])
     return seen
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A quantized model and its original, with a tensor whose name is markup."""
-    directory = tmp_path_factory.mktemp("models")
-    norm = ("F32", np.linspace(0.5, 1.5, 1024, dtype=np.float32))
-    rest = {HOSTILE: ("F32", np.ones((4, 8), np.float32)), "output_norm.weight": norm}
-    quantized = write_blocks(directory / "model-Q4_0.gguf", {NAME: ("Q4_0", STORED), **rest})
-    original = write_blocks(directory / "model-F32.gguf", {NAME: ("F32", ORIGINAL), **rest})
-    return quantized, original
 
 
 @pytest.mark.native

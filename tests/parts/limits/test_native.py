@@ -12,7 +12,9 @@ import pytest
 from llamacpp_instr.log.check import check_log
 from tests.kit.native_kit import DEMO
 from tests.kit.programs import native_program
-from tests.recording.test_native import _added, _events
+from tests.recording.test_native import _added, _events, log_threads
+
+__all__ = ["log_threads"]  # fixtures
 
 pytestmark = pytest.mark.native
 
@@ -33,11 +35,6 @@ def test_a_session_that_ends_while_a_context_is_made_has_all_of_it_or_nothing(
         found[bool(events)] += 1
     assert set(found) == {False, True}
     assert found.total() == 1000
-
-
-@pytest.fixture(scope="module")
-def log_threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return native_program("log_threads", tmp_path_factory.mktemp("log_threads"))
 
 
 def test_what_waits_to_be_written_is_bounded(log_threads: Path, tmp_path: Path) -> None:

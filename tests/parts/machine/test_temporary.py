@@ -13,21 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_temporary import LOG, wait_until_empty
+from tests.cli.test_temporary import LOG, temporary, wait_until_empty
 from tests.kit.native_kit import DEMO
 from tests.kit.programs import in_namespace
 
+__all__ = ["temporary"]  # fixtures
+
 pytestmark = pytest.mark.native
 COMPARE = "compare --types Q8_0,Q4_0 demo -n 400 --rounds 100"
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory for temporary files of the commands."""
-    directory = tmp_path / "temporary"
-    directory.mkdir()
-    monkeypatch.setitem(environment, "TMPDIR", str(directory))
-    return directory
 
 
 SIGNALS = ["SIGTERM", "SIGHUP", "SIGINT", "SIGABRT", "SIGKILL"]

@@ -7,21 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import read_events
-from tests.kit.adapters import write_adapter
 from tests.kit.native_kit import DEMO
-from tests.recording.test_adapters import logits
+from tests.recording.test_adapters import adapters, logits
+
+__all__ = ["adapters"]  # fixtures
 
 pytestmark = pytest.mark.native
-
-
-@pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two of them for the demo model, the second of another rank and without an alpha."""
-    directory = tmp_path_factory.mktemp("adapters")
-    return [
-        write_adapter(directory / "one.gguf", DEMO),
-        write_adapter(directory / "two.gguf", DEMO, rank=4, alpha=0, roles=("ffn_up",), seed=2),
-    ]
 
 
 @pytest.mark.parametrize("level", ["minimal", "detailed", "verbose"])

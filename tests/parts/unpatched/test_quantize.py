@@ -29,17 +29,13 @@ from tests.kit.quantize_kit import (
     write_imatrix,
     write_model,
 )
-from tests.quantize.test_quantize import SLOW_TABLES, assert_came_true
+from tests.quantize.test_quantize import SLOW_TABLES, assert_came_true, wide
+
+__all__ = ["wide"]  # fixtures
 
 pytestmark = pytest.mark.native
 PLAIN = QuantizeOptions()
 ON_DEMO = ["F16", "Q8_0", "Q4_0", "Q4_K_M", "Q2_K", "MXFP4_MOE", "TQ2_0"]
-
-
-@pytest.fixture(scope="session")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose rows are divisible into the blocks of all types."""
-    return write_model(tmp_path_factory.mktemp("wide") / "wide-f32.gguf")
 
 
 @pytest.fixture(scope="session")

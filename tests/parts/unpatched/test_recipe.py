@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from llamacpp_instr.model.file import load_model_file
-from llamacpp_instr.recipe import measure as measuring
 from tests.conftest import Instr
 from tests.kit.native_kit import DEMO, unpatched_library
-from tests.kit.nursery import Nursery
-from tests.parts.recipes.test_recipe import TEXT, made
+from tests.parts.recipes.test_recipe import _own_cache, instr, made, text
+
+__all__ = ["_own_cache", "instr", "text"]  # fixtures
 
 pytestmark = pytest.mark.native
 
@@ -21,29 +21,6 @@ pytestmark = pytest.mark.native
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "cache_dir", lambda: cache)
-
-
-@pytest.fixture
-def instr(tmp_path: Path, environment: dict[str, str], nursery: Nursery, cache: Path) -> Instr:
-    """Runs a command that keeps what it measures in a directory of this test."""
-
-    def run(*args: object, input: str | None = None) -> subprocess.CompletedProcess[str]:
-        own = {**environment, "LLAMACPP_INSTR_CACHE": str(cache)}
-        return nursery.run([str(word) for word in args], tmp_path, input, environment=own)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(TEXT)
-    return path
 
 
 def test_the_files_beside_it_make_the_same_model_again(

@@ -11,16 +11,13 @@ import pytest
 
 from tests.conftest import log_parts
 from tests.load.account import match_answers, read_recording
-from tests.load.hold import Held, hold
+from tests.load.hold import Held
+from tests.recording.test_server_load import held
+
+__all__ = ["held"]  # fixtures
 
 pytestmark = pytest.mark.native
 MIB = 2**20
-
-
-@pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Held:
-    directory = tmp_path_factory.mktemp("load")
-    return hold(directory, seconds=0, clients=3, rotate=1_000_000, tell=lambda _: None)
 
 
 def test_answers_are_the_unrecorded_servers_and_the_log_holds_each(held: Held) -> None:
